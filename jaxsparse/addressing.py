@@ -118,7 +118,8 @@ class Addressing:
         place += _permutation(self.column_size).take(rank)
         # Modulo S without a division: below S the subtraction wraps to a huge number.
         place = np.minimum(place, place - np.uint32(self.column_size))
-        return place.astype(np.int64) * self.num_columns + column
+        positions: IntArray = place.astype(np.int64) * self.num_columns + column
+        return positions
 
     def id_at(self, positions: npt.ArrayLike) -> IntArray:
         """Rows at positions, the exact inverse of `position`.
