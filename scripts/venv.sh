@@ -47,7 +47,7 @@ fi
 echo "Setting up $folder ($kind) with $base ..." >&2
 "$base" -m venv --clear "$folder"
 venv_python=$folder/bin/python
-export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=1 UV_NO_PROGRESS=1
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=2 UV_NO_PROGRESS=1
 
 # uv is several times faster; where it cannot be had or does not work, pip does the same.
 install() {
