@@ -68,6 +68,8 @@ class Ftrl(Rule):
         # Numerator and denominator times lr: fewer roundings than the written form.
         denominator = self.beta + root_new + self.l2 * lr
         shrunk = jnp.sign(z_new) * jnp.maximum(jnp.abs(z_new) - self.l1, 0.0)
-        moves = (denominator > 0) & (lr > 0)
-        w_new = jnp.where(moves, -lr * ratio_or_zero(shrunk, denominator), w)
-        return w_new, {"z": jnp.where(lr > 0, z_new, z), "n": jnp.where(lr > 0, n_new, n)}
+        # `!=`, because NaN has to come through.
+        w_new = jnp.where(denominator != 0, -lr * ratio_or_zero(shrunk, denominator), w)
+        old, new = (w, z, n), (w_new, z_new, n_new)
+        w, z, n = (jnp.where(lr != 0, b, a) for a, b in zip(old, new, strict=True))
+        return w, {"z": z, "n": n}
