@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""jaxsparse: training huge sparse models in JAX, exactly.
+
+Glossary. *key*: 64-bit feature value as it arrives. *row*: address of an embedding in a table.
+*bag*: the keys of one feature of one sample. *table*: logical ``[vocabulary_size,
+embedding_dim]``. *slots*: per-row optimizer state. *slab*: the one physical array of all tables
+of equal (dim, dtype, optimizer). *shard*: a device's part of a slab. *rung*: a static exchange
+capacity. Shapes: B batch, F features, L ids in a bag, N ids in all, U distinct ids, D dim,
+R rows, S shards.
+"""
+
+from jaxsparse.embedding import EmbeddingCollection
+from jaxsparse.hashing import Hashed, Identity
+from jaxsparse.initializers import constant, normal, uniform
+from jaxsparse.ladder import Ladder
+from jaxsparse.local import Residuals
+from jaxsparse.mesh import make_mesh
+from jaxsparse.optimizers import (
+    SGD,
+    Adagrad,
+    Adam,
+    Ftrl,
+    RowwiseAdagrad,
+    SparseOptimizer,
+)
+from jaxsparse.packed import PackedIds
+from jaxsparse.ragged import Ragged
+from jaxsparse.row_grads import RowGrads, merge_row_grads, row_grads_norm, scale_row_grads
+from jaxsparse.specs import Exchange, FeatureSpec, TableSpec
+from jaxsparse.state import EmbeddingState
+
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "EmbeddingCollection",
+    "EmbeddingState",
+    "Exchange",
+    "FeatureSpec",
+    "Ftrl",
+    "Hashed",
+    "Identity",
+    "Ladder",
+    "PackedIds",
+    "Ragged",
+    "Residuals",
+    "RowGrads",
+    "RowwiseAdagrad",
+    "SparseOptimizer",
+    "TableSpec",
+    "constant",
+    "make_mesh",
+    "merge_row_grads",
+    "normal",
+    "row_grads_norm",
+    "scale_row_grads",
+    "uniform",
+]

@@ -1,0 +1,430 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`EmbeddingCollection`: the tables of a model on a mesh, as pure functions of their state."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxsparse import programs
+from jaxsparse.ladder import Ladder, SlabNeed, SlabShape, bucket, smallest_shape
+from jaxsparse.layout import Layout
+from jaxsparse.local import LocalEmbedding, Residuals
+from jaxsparse.packed import PackedIds
+from jaxsparse.packing import bag_width, pack_arrays
+from jaxsparse.planner import Plan, load_of, plan
+from jaxsparse.pooling import Activations
+from jaxsparse.row_grads import RowGrads
+from jaxsparse.specs import Exchange, FeatureSpec, TableSpec
+from jaxsparse.state import EmbeddingState, state_spec
+
+READ_ROWS = 1 << 16
+"""Rows moved at a time by `read` and `write`."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EmbeddingCollection:
+    """Embedding tables sharded over a mesh, looked up and updated exactly.
+
+    The collection is frozen and hashable and holds no array: every method takes a state and
+    returns one. ``lookup``, ``row_grads``, ``update``, ``apply`` and ``weight_grads`` work on
+    global arrays, eagerly or inside jit; ``local`` has the same on per-device blocks. Eager calls
+    of ``update``, ``apply`` and ``write`` donate the state they are given.
+
+    >>> item = TableSpec("item", vocabulary_size=10, embedding_dim=4)
+    >>> emb = EmbeddingCollection([FeatureSpec("clicked", item)], mesh=jax.make_mesh(
+    ...     (1,), ("shard",), axis_types=(jax.sharding.AxisType.Auto,)))
+    >>> state = emb.init(jax.random.key(0))
+    >>> acts, res = emb.lookup(state, emb.pack({"clicked": np.array([3, 3])}))
+    >>> acts["clicked"].shape
+    (2, 4)
+    >>> state = emb.update(state, res, acts, step=0)
+    """
+
+    features: Sequence[FeatureSpec]
+    """Features; those that name the same table share it."""
+
+    _: dataclasses.KW_ONLY
+
+    mesh: Mesh
+    """Rows and samples are cut over all its axes, flattened in order."""
+
+    exchange: Exchange = Exchange()
+    """How rows travel."""
+
+    device_bytes: int | None = None
+    """Memory the tables may take per device, in bytes; None asks the device, if it knows."""
+
+    def __post_init__(self) -> None:
+        """Validates the features and normalises them to a tuple."""
+        object.__setattr__(self, "features", tuple(self.features))
+        if not self.features:
+            raise ValueError("EmbeddingCollection: features is empty, expected at least one")
+        names = [feature.name for feature in self.features]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"EmbeddingCollection: feature names must be unique, twice: {twice}")
+        for feature in self.features:
+            if self.tables[feature.table.name] != feature.table:
+                raise ValueError(
+                    f"EmbeddingCollection: two different tables are named "
+                    f"{feature.table.name!r}: {self.tables[feature.table.name]} "
+                    f"and {feature.table}"
+                )
+
+    @functools.cached_property
+    def _identity(self) -> Hashable:
+        # Float learning rates live in the state; schedules are part of the program.
+        rates = (table.optimizer.learning_rate for table in self.tables.values())
+        schedules = tuple(rate if callable(rate) else None for rate in rates)
+        return self.features, schedules, self.mesh, self.exchange, self.device_bytes
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(self._identity)
+
+    def __hash__(self) -> int:
+        """Hash of the specs without float learning rates, computed once."""
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both compile to the same programs."""
+        if not isinstance(other, EmbeddingCollection):
+            return NotImplemented
+        return self is other or (self._hash == other._hash and self._identity == other._identity)
+
+    @functools.cached_property
+    def tables(self) -> dict[str, TableSpec]:
+        """Tables by name, in the order features name them."""
+        tables: dict[str, TableSpec] = {}
+        for feature in self.features:
+            tables.setdefault(feature.table.name, feature.table)
+        return tables
+
+    @functools.cached_property
+    def feature_specs(self) -> dict[str, FeatureSpec]:
+        """Features by name."""
+        return {feature.name: feature for feature in self.features}
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Mesh axes, in order."""
+        return tuple(str(name) for name in self.mesh.axis_names)
+
+    @property
+    def num_shards(self) -> int:
+        """Devices of the mesh."""
+        return int(self.mesh.devices.size)
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """Placement of every table."""
+        limit = self.device_bytes
+        if limit is None:
+            stats = self.mesh.devices.flat[0].memory_stats() or {}
+            limit = stats.get("bytes_limit")
+        return plan(
+            list(self.tables.values()),
+            self.num_shards,
+            load=load_of(self.features),
+            device_bytes=limit,
+        )
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        """Where every row lies."""
+        return self.plan.layout
+
+    @property
+    def local(self) -> LocalEmbedding:
+        """The same functions on per-device blocks, for use inside a ``shard_map``."""
+        return LocalEmbedding(self)
+
+    def state_spec(self) -> EmbeddingState:
+        """PartitionSpec of every leaf of the state."""
+        names = tuple(
+            tuple(jax.eval_shape(partial(slab.optimizer.init_slots, 1, slab.dim)))
+            if slab.trainable
+            else ()
+            for slab in self.layout.slabs
+        )
+        return state_spec(self.layout, self.axes, names)
+
+    def init(self, key: jax.Array) -> EmbeddingState:
+        """A fresh state; rows depend on (key, table name, id), not on the mesh.
+
+        Args:
+            key: typed JAX key, such as ``jax.random.key(0)``.
+        """
+        slabs, slots = programs.init_arrays(self, key)
+        replicated = NamedSharding(self.mesh, PartitionSpec())
+        rates = {
+            name: jax.device_put(np.float32(1.0 if callable(rate) else rate), replicated)
+            for name, table in self.tables.items()
+            if table.trainable
+            for rate in [table.optimizer.learning_rate]
+        }
+        return EmbeddingState(slabs, slots, rates)
+
+    def pack(self, features: Mapping[str, Any], rung: int | Ladder | None = None) -> PackedIds:
+        """Deduplicates and addresses one batch, on the host.
+
+        Args:
+            features: by feature, ``[B]`` or ``[B, L]`` keys or a `Ragged`; exactly the
+                collection's features.
+            rung: exchange capacity in rows per (source, owner); None takes the smallest that
+                fits (or the collection's fixed one), a `Ladder` the one it stays on.
+
+        Returns:
+            Ids cut over the mesh; B is padded to a multiple of its size with empty bags.
+
+        Raises:
+            ValueError: names do not match, lengths differ, a key or weight is invalid, a bag is
+                too long, or a given rung is below the need.
+            TypeError: keys of a wrong type.
+        """
+        packed = pack_arrays(
+            self.features, self.layout.slabs, self.num_shards, features, self._shapes(rung)
+        )
+        shardings = jax.tree.map(
+            lambda spec: NamedSharding(self.mesh, spec),
+            self.ids_spec(packed),
+            is_leaf=lambda x: isinstance(x, PartitionSpec),
+        )
+        shipped: PackedIds = jax.device_put(packed, shardings)
+        return dataclasses.replace(shipped, host=packed.host)
+
+    def ids_spec(self, ids: PackedIds) -> PackedIds:
+        """PartitionSpec of every array of ``ids``."""
+        return ids.spec(self.axes)
+
+    def lookup(self, state: EmbeddingState, ids: PackedIds) -> tuple[Activations, Residuals]:
+        """Looks up and pools a batch.
+
+        Returns:
+            Activations float32 by feature, ``[B', D]`` or ``[B', max_length, D]``, cut over the
+            mesh by sample; and residuals for `update`.
+        """
+        acts, asked, vectors = programs.lookup(self, state, ids)
+        return acts, Residuals(ids, asked, vectors)
+
+    def update(
+        self,
+        state: EmbeddingState,
+        residuals: Residuals,
+        grads: Activations,
+        *,
+        step: jax.Array | int,
+        enabled: jax.Array | bool = True,
+    ) -> EmbeddingState:
+        """Moves every touched row once, from the summed gradient of all its occurrences.
+
+        Args:
+            state: donated by an eager call.
+            residuals: from the `lookup` of the same batch.
+            grads: gradients of the activations, same tree and shapes.
+            step: global step; 0 is the first update.
+            enabled: False changes no bit.
+        """
+        row_grads = self.row_grads(residuals, grads)
+        return self.apply(state, row_grads, step=step, enabled=enabled)
+
+    def row_grads(self, residuals: Residuals, grads: Activations) -> RowGrads:
+        """The sparse gradient: distinct rows and their summed gradients."""
+        self.check_grads(residuals.ids, grads)
+        return dataclasses.replace(programs.row_grads(self, residuals, grads), mesh=self.mesh)
+
+    def apply(
+        self,
+        state: EmbeddingState,
+        row_grads: RowGrads,
+        *,
+        step: jax.Array | int,
+        enabled: jax.Array | bool = True,
+    ) -> EmbeddingState:
+        """Makes the update of a sparse gradient, such as a merged or clipped one."""
+        new: EmbeddingState = programs.apply(
+            self, state, row_grads, jnp.asarray(step, jnp.int32), jnp.asarray(enabled, bool)
+        )
+        return new
+
+    def weight_grads(self, residuals: Residuals, grads: Activations) -> dict[str, jax.Array]:
+        """Gradients of per-id weights, in the order of the user's values.
+
+        Returns:
+            ``[n]`` float32 by weighted feature; 0 for values that were padding or cut. After the
+            ids have passed through jit, n is padded with zeros to its bucket.
+        """
+        self.check_grads(residuals.ids, grads)
+        by_value: dict[str, jax.Array] = programs.weight_grads(self, residuals, grads)
+        host = residuals.ids.host
+        if host is None:
+            return by_value
+        return {name: grad[: host.num_values[name]] for name, grad in by_value.items()}
+
+    def read(self, state: EmbeddingState, table: str, keys: npt.ArrayLike) -> npt.NDArray[Any]:
+        """Rows ``[n, D]`` of a table by key, in its dtype; a collective over the mesh."""
+        slab_index = self._slab_index(table)
+        return self._gather(state.slabs[slab_index], table, keys)
+
+    def read_slots(
+        self, state: EmbeddingState, table: str, keys: npt.ArrayLike
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Slot variables ``[n, D]`` or ``[n]`` of a table by key; empty for a frozen table."""
+        slots = state.slots[self._slab_index(table)]
+        return {name: self._gather(array, table, keys) for name, array in slots.items()}
+
+    def write(
+        self, state: EmbeddingState, table: str, keys: npt.ArrayLike, rows: npt.ArrayLike
+    ) -> EmbeddingState:
+        """Overwrites rows of a table by key; slots stay. An eager call donates the state.
+
+        Raises:
+            ValueError: shapes do not match, or two keys address one row.
+        """
+        owner, row = self._locate(table, keys)
+        values = np.asarray(rows, np.float32)
+        expected = (row.size, self.tables[table].embedding_dim)
+        if values.shape != expected:
+            raise ValueError(f"write {table!r}: rows must be {expected}, got {values.shape}")
+        _, first, counts = np.unique(
+            np.stack([owner, row]), axis=1, return_index=True, return_counts=True
+        )
+        if counts.size and counts.max() > 1:
+            where = int(first[int(counts.argmax())])
+            raise ValueError(
+                f"write {table!r}: {counts.max()} keys address one row, the first is "
+                f"{np.asarray(keys).reshape(-1)[where]!r}; write each row once"
+            )
+        index = self._slab_index(table)
+        slab = state.slabs[index]
+        for chunk in range(0, row.size, READ_ROWS):
+            part = slice(chunk, chunk + READ_ROWS)
+            padding = bucket(row[part].size) - row[part].size
+            slab = programs.scatter_rows(
+                self,
+                self.layout.slabs[index].replicated,
+                slab,
+                np.pad(owner[part], (0, padding)),
+                np.pad(row[part], (0, padding), constant_values=np.iinfo(np.int32).max),
+                np.pad(values[part], ((0, padding), (0, 0))),
+            )
+        slabs = (*state.slabs[:index], slab, *state.slabs[index + 1 :])
+        return dataclasses.replace(state, slabs=slabs)
+
+    def summary(self) -> str:
+        """Tables, slabs, placements, bytes per device and load balance, for people."""
+        lines = [f"{len(self.features)} features on {self.num_shards} devices {self.axes}"]
+        for slab in self.layout.slabs:
+            names = ", ".join(block.spec.name for block in slab.tables)
+            rows = f"{slab.rows_per_shard:,} rows per device"
+            lines.append(f"slab {slab.name}: {rows} x {slab.dim} ({names})")
+        return "\n".join([*lines, self.plan.describe()])
+
+    def rates(self, state: EmbeddingState, step: jax.Array) -> dict[str, jax.Array]:
+        """Learning rate of every trainable table at a step."""
+        rates = {}
+        for name, leaf in state.learning_rates.items():
+            rate = self.tables[name].optimizer.learning_rate
+            rates[name] = jnp.float32(rate(step)) * leaf if callable(rate) else leaf
+        return rates
+
+    def check_ids(self, ids: PackedIds) -> None:
+        """Raises where ids were packed by another collection."""
+        if not isinstance(ids, PackedIds) or ids.feature_names != tuple(self.feature_specs):
+            got = getattr(ids, "feature_names", type(ids).__name__)
+            raise ValueError(
+                f"ids must come from this collection's pack (features "
+                f"{tuple(self.feature_specs)}), got {got}"
+            )
+
+    def check_grads(self, ids: PackedIds, grads: Mapping[str, Any]) -> None:
+        """Raises where gradients do not match the activations of ``ids``."""
+        samples = ids.padded_samples
+        expected = {}
+        for spec in self.features:
+            bag = () if spec.combiner is not None else (bag_width(spec),)
+            expected[spec.name] = (samples, *bag, spec.table.embedding_dim)
+        got = {name: tuple(grad.shape) for name, grad in grads.items()}
+        if got != expected:
+            wrong = {
+                name: (expected.get(name), got.get(name))
+                for name in expected | got
+                if expected.get(name) != got.get(name)
+            }
+            raise ValueError(
+                f"grads must have the activations' tree and shapes; (expected, got): {wrong}"
+            )
+
+    def _shapes(self, rung: int | Ladder | None):  # type: ignore[no-untyped-def]
+        if isinstance(rung, Ladder):
+            return rung.shapes
+        capacity = self.exchange.capacity if rung is None else rung
+
+        def choose(needs: tuple[SlabNeed, ...]) -> tuple[SlabShape, ...]:
+            if capacity is None:
+                return tuple(smallest_shape(need) for need in needs)
+            for slab, need in zip(self.layout.slabs, needs, strict=True):
+                if need.rows > capacity:
+                    raise ValueError(
+                        f"rung {capacity} is below the need {need.rows} (rows per source and "
+                        f"owner) of slab {slab.name!r}; pass a larger one, or None to choose it"
+                    )
+            shapes = []
+            for need in needs:
+                ragged = bucket(need.ragged_ids)
+                shapes.append(SlabShape(ragged, min(capacity, max(1, need.fixed_ids + ragged))))
+            return tuple(shapes)
+
+        return choose
+
+    def _slab_index(self, table: str) -> int:
+        if table not in self.tables:
+            raise ValueError(f"no table {table!r}; tables: {list(self.tables)}")
+        slab, _ = self.layout.find(table)
+        return self.layout.slabs.index(slab)
+
+    def _locate(
+        self, table: str, keys: npt.ArrayLike
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """Owner and local row ``[n]`` of each key."""
+        self._slab_index(table)
+        slab, index = self.layout.find(table)
+        spec = self.tables[table]
+        try:
+            ids = spec.keys.rows(keys, spec.vocabulary_size)
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"table {table!r}: {error}") from error
+        if ids.ndim != 1 or (ids < 0).any():
+            raise ValueError(
+                f"table {table!r}: keys must be [n], each with a row, got shape {ids.shape} "
+                f"and {int((ids < 0).sum())} keys without one"
+            )
+        owner, row = slab.tables[index].locate(ids, self.num_shards)
+        return owner.astype(np.int32), row.astype(np.int32)
+
+    def _gather(self, array: jax.Array, table: str, keys: npt.ArrayLike) -> npt.NDArray[Any]:
+        owner, row = self._locate(table, keys)
+        slab, _ = self.layout.find(table)
+        chunks = [np.empty((0, *array.shape[1:]), array.dtype)]
+        for start in range(0, row.size, READ_ROWS):
+            part = slice(start, start + READ_ROWS)
+            padding = bucket(row[part].size) - row[part].size
+            values = programs.gather_rows(
+                self,
+                slab.replicated,
+                array,
+                np.pad(owner[part], (0, padding)),
+                np.pad(row[part], (0, padding)),
+            )
+            chunks.append(np.asarray(values)[: row[part].size])
+        return np.concatenate(chunks)

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One feature of a raw batch becomes addressed ids: validation, padding, truncation, keys to rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxsparse.hashing import Identity
+from jaxsparse.layout import TableBlock
+from jaxsparse.ragged import Ragged
+from jaxsparse.specs import FeatureSpec
+
+NOTHING = -1
+"""Code of an id that looks nothing up."""
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedIds:
+    """Ids of a feature that has the same number of ids in every sample."""
+
+    codes: Int64s
+    """``[B, L]``: shard * rows_per_shard + local row; NOTHING never occurs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RaggedIds:
+    """Ids of any other feature, without padding and what truncation cut."""
+
+    codes: Int64s
+    """``[n]``, sample by sample."""
+    sample: Int64s
+    """``[n]``, ascending."""
+    position: Int64s
+    """``[n]``: place in its bag."""
+    lengths: Int64s
+    """``[B]``: ids per bag; for an unpooled feature the position after the last id."""
+    weights: npt.NDArray[np.float32] | None
+    """``[n]``."""
+    value_index: Int64s
+    """``[n]``: index of each id among the user's values."""
+    num_values: int
+    ignored: int
+
+
+def num_bags(feature: str, value: Any) -> int:
+    """Samples in one feature's input; validates its type and rank."""
+    if isinstance(value, Ragged):
+        return value.num_bags
+    array = np.asarray(value)
+    if array.ndim not in (1, 2):
+        raise ValueError(
+            f"feature {feature!r}: expected keys [B], [B, L] or a Ragged, "
+            f"got an array of shape {array.shape}"
+        )
+    return int(array.shape[0])
+
+
+def encode(
+    spec: FeatureSpec, block: TableBlock, rows_per_shard: int, num_shards: int, value: Any
+) -> FixedIds | RaggedIds:
+    """Addresses the keys of one feature.
+
+    Args:
+        spec: the feature.
+        block: where its table lies in the slab.
+        rows_per_shard: R of the slab.
+        num_shards: devices the slab is cut over.
+        value: ``[B]`` or ``[B, L]`` keys, or a Ragged.
+
+    Raises:
+        ValueError, TypeError: naming the feature and the offending value.
+    """
+
+    def codes_of(keys: npt.NDArray[Any]) -> Int64s:
+        try:
+            ids = spec.table.keys.rows(keys, spec.table.vocabulary_size)
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"feature {spec.name!r}: {error}") from error
+        shard, local_row = block.locate(np.maximum(ids, 0), num_shards)
+        return np.where(ids < 0, NOTHING, shard * rows_per_shard + local_row)
+
+    keys_may_be_nothing = spec.padding_id is not None or (
+        isinstance(spec.table.keys, Identity) and spec.table.keys.out_of_range == "ignore"
+    )
+    if isinstance(value, Ragged):
+        weights = _checked_weights(spec.name, value)
+        return _encode_ragged(spec, codes_of, value.values, value.lengths, weights)
+    array = np.asarray(value)
+    if array.ndim == 1:
+        array = array[:, None]
+    num_samples, width = array.shape
+    if keys_may_be_nothing or width == 0:
+        lengths = np.full(num_samples, width, np.int64)
+        return _encode_ragged(spec, codes_of, array.reshape(-1), lengths, None)
+    if spec.max_length is not None and width > spec.max_length:
+        _refuse_long_bag(spec, width, sample=0)
+        array = (
+            array[:, : spec.max_length]
+            if spec.truncate == "head"
+            else (array[:, width - spec.max_length :])
+        )
+    return FixedIds(codes_of(array.reshape(-1)).reshape(array.shape))
+
+
+def _encode_ragged(  # type: ignore[no-untyped-def]
+    spec: FeatureSpec,
+    codes_of,
+    values: npt.NDArray[Any],
+    bag_lengths: Int64s,
+    weights: npt.NDArray[np.float32] | None,
+) -> RaggedIds:
+    sample = np.repeat(np.arange(bag_lengths.size), bag_lengths)
+    position = np.arange(values.size) - np.repeat(np.cumsum(bag_lengths) - bag_lengths, bag_lengths)
+    index = np.arange(values.size)
+    if spec.padding_id is not None:
+        index = np.flatnonzero(_differs(spec, values))
+    codes = codes_of(values[index])
+    found = codes != NOTHING
+    ignored = int(found.size - found.sum())
+    index, codes = index[found], codes[found]
+    sample, position = sample[index], position[index]
+    lengths = np.bincount(sample, minlength=bag_lengths.size)
+    if spec.combiner is not None:
+        # Places that held nothing do not count: close the gaps.
+        position = np.arange(index.size) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    else:
+        lengths = np.zeros(bag_lengths.size, np.int64)
+        lengths[sample] = position + 1  # ascending, so the last id of each bag stays
+    if spec.max_length is not None and lengths.size and lengths.max() > spec.max_length:
+        longest = int(lengths.argmax())
+        _refuse_long_bag(spec, int(lengths[longest]), longest)
+        cut = np.maximum(lengths - spec.max_length, 0)
+        if spec.truncate == "tail":
+            position = position - cut[sample]
+        kept = (position >= 0) & (position < spec.max_length)
+        index, codes, sample, position = index[kept], codes[kept], sample[kept], position[kept]
+        lengths = np.minimum(lengths, spec.max_length)
+        if spec.combiner is None:
+            lengths = np.zeros(bag_lengths.size, np.int64)
+            lengths[sample] = position + 1
+    return RaggedIds(
+        codes=codes,
+        sample=sample,
+        position=position,
+        lengths=lengths,
+        weights=None if weights is None else weights[index],
+        value_index=index,
+        num_values=values.size,
+        ignored=ignored,
+    )
+
+
+def _differs(spec: FeatureSpec, values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Where ``values`` are not the padding id; compared as integers of any width."""
+    assert spec.padding_id is not None
+    if values.dtype.kind == "i" or values.dtype.kind == "u":
+        limits = np.iinfo(values.dtype)
+        if not limits.min <= spec.padding_id <= limits.max:
+            return np.ones(values.shape, bool)
+        return np.not_equal(values, values.dtype.type(spec.padding_id))
+    return np.array([value != spec.padding_id for value in values.tolist()], bool)
+
+
+def _refuse_long_bag(spec: FeatureSpec, length: int, sample: int) -> None:
+    if spec.truncate == "error":
+        raise ValueError(
+            f"feature {spec.name!r}: sample {sample} has {length} ids, max_length is "
+            f"{spec.max_length}; set truncate='head' or 'tail' to cut longer bags"
+        )
+
+
+def _checked_weights(feature: str, ragged: Ragged) -> npt.NDArray[np.float32] | None:
+    if ragged.weights is None:
+        return None
+    weights = np.asarray(ragged.weights, np.float32)
+    bad = np.flatnonzero(~np.isfinite(weights))
+    if bad.size:
+        raise ValueError(
+            f"feature {feature!r}: weight {weights[bad[0]]} at position {bad[0]} is not finite"
+        )
+    return weights

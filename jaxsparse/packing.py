@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a raw batch to `PackedIds`, on the host: dedup, bucketing by owner, static sizes.
+
+Everything is pure numpy and per process. The capacity must be known before the program runs, and
+it is the exact number of distinct rows per (source, owner): so the dedup is done here once and
+shipped, and devices neither sort nor count ids they ask for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxsparse.encode import NOTHING, FixedIds, RaggedIds, encode, num_bags
+from jaxsparse.ladder import SlabNeed, SlabShape, bucket
+from jaxsparse.layout import SlabLayout
+from jaxsparse.ops.segment_sum import plan_levels
+from jaxsparse.packed import HostFacts, PackedIds, SlabIds
+from jaxsparse.specs import FeatureSpec
+
+Int64s = npt.NDArray[np.int64]
+ChooseShapes = Callable[[tuple[SlabNeed, ...]], tuple[SlabShape, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Distinct:
+    """The distinct codes of one device and slab."""
+
+    order: Int64s
+    """``[n]``: buffer positions of real ids, grouped by code."""
+    codes: Int64s
+    """``[U]``, ascending, hence grouped by owner."""
+    counts: Int64s
+    """``[U]``: ids of each code."""
+    bounds: Int64s
+    """``[S + 1]``: first code of each owner."""
+
+
+def distinct(codes: Int64s, num_owners: int, rows_per_shard: int) -> Distinct:
+    """Groups equal codes, leaving out NOTHING.
+
+    >>> found = distinct(np.array([7, -1, 2, 7]), num_owners=2, rows_per_shard=5)
+    >>> found.codes, found.counts, found.order, found.bounds
+    (array([2, 7]), array([1, 2]), array([2, 0, 3]), array([0, 1, 2]))
+    """
+    index_bits = codes.size.bit_length()
+    if (num_owners * rows_per_shard).bit_length() + index_bits < 64:
+        # One sort of (code, index) in a single word is several times faster than an argsort.
+        packed = (codes << index_bits) | np.arange(codes.size)
+        packed.sort()
+        packed = packed[np.searchsorted(packed, 0) :]
+        order, ordered = packed & ((1 << index_bits) - 1), packed >> index_bits
+    else:
+        order = np.argsort(codes, kind="stable")
+        order = order[np.searchsorted(codes[order], 0) :]
+        ordered = codes[order]
+    heads = np.flatnonzero(np.diff(ordered, prepend=NOTHING))
+    found = ordered[heads]
+    counts = np.diff(heads, append=ordered.size)
+    bounds = np.searchsorted(found, np.arange(num_owners + 1) * rows_per_shard)
+    return Distinct(order, found, counts, bounds)
+
+
+@dataclasses.dataclass
+class SlabBatch:
+    """One slab's ids of one batch, before sizes are chosen."""
+
+    slab: SlabLayout
+    num_devices: int
+    samples: int
+    """b: samples per device."""
+    fixed: dict[str, FixedIds]
+    ragged: dict[str, RaggedIds]
+    specs: Mapping[str, FeatureSpec]
+
+    def __post_init__(self) -> None:
+        """Lays the ids out by device and groups equal ones."""
+        self.num_owners = 1 if self.slab.replicated else self.num_devices
+        columns = [
+            _by_device(ids.codes, self.num_devices, self.samples) for ids in self.fixed.values()
+        ]
+        self.fixed_ids = sum(column.shape[1] for column in columns)
+        # Ragged ids of device d: every feature's values between two sample boundaries.
+        borders = np.arange(self.num_devices + 1) * self.samples
+        self.cuts = {name: np.searchsorted(r.sample, borders) for name, r in self.ragged.items()}
+        counts = sum((np.diff(c) for c in self.cuts.values()), np.zeros(self.num_devices, np.int64))
+        self.ragged_ids = int(counts.max(initial=0))
+        codes = np.full((self.num_devices, self.fixed_ids + self.ragged_ids), NOTHING, np.int64)
+        if columns:
+            codes[:, : self.fixed_ids] = np.concatenate(columns, axis=1)
+        self.scatter_ragged(codes[:, self.fixed_ids :], lambda ids, values: ids.codes[values])
+        rows = self.slab.rows_per_shard
+        self.found = [distinct(device, self.num_owners, rows) for device in codes]
+
+    def need(self) -> SlabNeed:
+        """What the batch needs of this slab."""
+        rows = max((int(np.diff(f.bounds).max(initial=0)) for f in self.found), default=0)
+        return SlabNeed(self.fixed_ids, self.ragged_ids, rows)
+
+    def scatter_ragged(
+        self,
+        out: npt.NDArray[Any],
+        values_of: Callable[[RaggedIds, slice], npt.NDArray[Any]],
+    ) -> None:
+        """Writes one value per ragged id into ``out [num_devices, >= ragged_ids]``."""
+        for device in range(self.num_devices):
+            start = 0
+            for name, ids in self.ragged.items():
+                values = slice(*self.cuts[name][device : device + 2])
+                stop = start + values.stop - values.start
+                out[device, start:stop] = values_of(ids, values)
+                start = stop
+
+    def pack(self, shape: SlabShape) -> SlabIds:
+        """The arrays of the chosen sizes, devices stacked along the first dimension."""
+        num_ids = self.fixed_ids + shape.ragged_ids
+        num_rows = self.num_owners * shape.capacity
+        rows = np.full((self.num_devices, num_rows), self.slab.rows_per_shard, np.int32)
+        inverse = np.full((self.num_devices, num_ids), num_rows, np.int32)
+        levels = []
+        for device, found in enumerate(self.found):
+            owner = np.repeat(np.arange(self.num_owners), np.diff(found.bounds))
+            slots = owner * shape.capacity + np.arange(owner.size) - found.bounds[owner]
+            rows[device, slots] = found.codes - owner * self.slab.rows_per_shard
+            inverse[device, found.order] = np.repeat(slots, found.counts)
+            levels.append(plan_levels(found.counts, slots, found.order, num_ids, num_rows))
+        bag, bag_levels = self._pack_bags(shape.ragged_ids)
+        weights = None
+        if any(ids.weights is not None for ids in self.ragged.values()):
+            weights = np.zeros((self.num_devices, shape.ragged_ids), np.float32)
+            self.scatter_ragged(weights, _weights_or_ones)
+        return SlabIds(  # type: ignore[arg-type]  # numpy here, global arrays once shipped
+            rows=rows.reshape(-1),
+            inverse=inverse.reshape(-1),
+            row_levels=_stack(levels),
+            bag=bag.reshape(-1),
+            bag_levels=bag_levels,
+            weights=None if weights is None else weights.reshape(-1),
+            value_slots=self._value_slots(shape.ragged_ids),
+            capacity=shape.capacity,
+            fixed=tuple((name, ids.codes.shape[1]) for name, ids in self.fixed.items()),
+            ragged=tuple(self.ragged),
+        )
+
+    def _pack_bags(self, buffer: int) -> tuple[npt.NDArray[np.int32], tuple[Any, ...]]:
+        bases, num_bags_ = {}, 0
+        for name in self.ragged:
+            bases[name] = num_bags_
+            num_bags_ += self.samples * bag_width(self.specs[name])
+        bag = np.full((self.num_devices, buffer), num_bags_, np.int32)
+        levels = []
+        for device in range(self.num_devices):
+            start = 0
+            for name, ids in self.ragged.items():
+                values = slice(*self.cuts[name][device : device + 2])
+                stop = start + values.stop - values.start
+                local = ids.sample[values] - device * self.samples
+                if self.specs[name].combiner is None:
+                    local = local * bag_width(self.specs[name]) + ids.position[values]
+                bag[device, start:stop] = bases[name] + local
+                start = stop
+            heads = np.flatnonzero(np.diff(bag[device, :start], prepend=-1))
+            counts = np.diff(heads, append=start)
+            levels.append(plan_levels(counts, bag[device, heads], None, buffer, num_bags_))
+        return bag, _stack(levels)
+
+    def _value_slots(self, buffer: int) -> dict[str, npt.NDArray[np.int32]]:
+        slots = {
+            name: np.full(bucket(ids.num_values), self.num_devices * buffer, np.int32)
+            for name, ids in self.ragged.items()
+            if ids.weights is not None
+        }
+        for device in range(self.num_devices):
+            start = device * buffer
+            for name, ids in self.ragged.items():
+                values = ids.value_index[slice(*self.cuts[name][device : device + 2])]
+                if name in slots:
+                    slots[name][values] = start + np.arange(values.size)
+                start += values.size
+        return slots
+
+
+def bag_width(spec: FeatureSpec) -> int:
+    """Vectors one ragged bag of this feature becomes."""
+    return 1 if spec.combiner is not None else int(spec.max_length or 0)
+
+
+def _weights_or_ones(ids: RaggedIds, values: slice) -> npt.NDArray[np.float32]:
+    if ids.weights is None:
+        return np.ones(values.stop - values.start, np.float32)
+    return ids.weights[values]
+
+
+def _stack(levels: Sequence[tuple[npt.NDArray[np.int32], ...]]) -> tuple[Any, ...]:
+    return tuple(np.concatenate(level) for level in zip(*levels, strict=True))
+
+
+def _by_device(codes: Int64s, num_devices: int, samples: int) -> Int64s:
+    """``[B, L]`` to ``[num_devices, samples * L]``, padded with NOTHING."""
+    padded = np.full((num_devices * samples, codes.shape[1]), NOTHING, np.int64)
+    padded[: codes.shape[0]] = codes
+    return padded.reshape(num_devices, samples * codes.shape[1])
+
+
+def check_features(specs: Sequence[FeatureSpec], features: Mapping[str, Any]) -> int:
+    """Number of samples; raises where names or lengths do not agree."""
+    names = [spec.name for spec in specs]
+    missing = [name for name in names if name not in features]
+    unknown = [name for name in features if name not in names]
+    if missing or unknown:
+        raise ValueError(
+            f"features do not match the collection: missing {missing}, unknown {unknown}; "
+            f"expected exactly {names}"
+        )
+    sizes = {name: num_bags(name, features[name]) for name in names}
+    if len(set(sizes.values())) > 1:
+        raise ValueError(f"features must have equally many samples, got {sizes}")
+    return next(iter(sizes.values()))
+
+
+def pack_arrays(
+    specs: Sequence[FeatureSpec],
+    slabs: Sequence[SlabLayout],
+    num_devices: int,
+    features: Mapping[str, Any],
+    choose_shapes: ChooseShapes,
+) -> PackedIds:
+    """Packs one batch into numpy arrays, devices stacked along the first dimension."""
+    num_samples = check_features(specs, features)
+    samples = -(-num_samples // num_devices)
+    by_name = {spec.name: spec for spec in specs}
+    lengths = np.zeros((samples * num_devices, len(specs)), np.int32)
+    columns = {name: column for column, name in enumerate(by_name)}
+    ignored, num_values, batches = {}, {}, []
+    for slab in slabs:
+        blocks = {block.spec.name: block for block in slab.tables}
+        fixed: dict[str, FixedIds] = {}
+        ragged: dict[str, RaggedIds] = {}
+        for spec in specs:
+            if spec.table.name not in blocks:
+                continue
+            block = blocks[spec.table.name]
+            ids = encode(spec, block, slab.rows_per_shard, num_devices, features[spec.name])
+            if isinstance(ids, FixedIds):
+                fixed[spec.name] = ids
+                lengths[:num_samples, columns[spec.name]] = ids.codes.shape[1]
+                continue
+            ragged[spec.name] = ids
+            lengths[:num_samples, columns[spec.name]] = ids.lengths
+            if ids.ignored:
+                ignored[spec.name] = ids.ignored
+            if ids.weights is not None:
+                num_values[spec.name] = ids.num_values
+        batches.append(SlabBatch(slab, num_devices, samples, fixed, ragged, by_name))
+    needs = tuple(batch.need() for batch in batches)
+    shapes = choose_shapes(needs)
+    packed = tuple(batch.pack(shape) for batch, shape in zip(batches, shapes, strict=True))
+    host = HostFacts(num_samples, needs, ignored, num_values)
+    return PackedIds(packed, lengths, tuple(by_name), host)  # type: ignore[arg-type]

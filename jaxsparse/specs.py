@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the user declares: tables, features and the exchange, validated where they are made."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, get_args
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsparse.hashing import Hashed, Identity
+from jaxsparse.initializers import Initializer, uniform
+from jaxsparse.optimizers import Adagrad, SparseOptimizer
+
+Combiner = Literal["sum", "mean", "sqrtn"]
+Placement = Literal["auto", "sharded", "replicated", "single"]
+Truncate = Literal["error", "head", "tail"]
+
+TABLE_DTYPES = ("float32", "bfloat16")
+
+
+def _one_of(owner: str, field: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{owner}: {field} must be one of {allowed}, got {value!r}")
+
+
+def _positive(owner: str, field: str, value: object) -> None:
+    is_int = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_int or value <= 0:  # type: ignore[operator]
+        raise ValueError(f"{owner}: {field} must be a positive int, got {value!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class TableSpec:
+    """One embedding table, logically ``[vocabulary_size, embedding_dim]``.
+
+    >>> TableSpec("item", vocabulary_size=1000, embedding_dim=8).placement
+    'auto'
+    """
+
+    name: str
+    """Unique among the tables of a collection."""
+
+    _: dataclasses.KW_ONLY
+
+    vocabulary_size: int
+    """Number of rows."""
+
+    embedding_dim: int
+    """Width of a row, in elements."""
+
+    optimizer: SparseOptimizer = Adagrad(0.05)
+    """Rule that moves the rows a step touches."""
+
+    keys: Identity | Hashed = Identity()
+    """How 64-bit keys become rows."""
+
+    placement: Placement = "auto"
+    """``sharded`` by row over the mesh, ``replicated``, on a ``single`` shard, or the planner's."""
+
+    dtype: Any = jnp.float32
+    """float32 or bfloat16; slots are always float32."""
+
+    initializer: Initializer = uniform(0.05)
+    """Draws one initial row from its own key."""
+
+    trainable: bool = True
+    """False freezes the rows: looked up, never moved, without slots."""
+
+    def __post_init__(self) -> None:
+        """Validates and normalises the fields."""
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError(f"TableSpec: name must be a non-empty str, got {self.name!r}")
+        owner = f"TableSpec {self.name!r}"
+        _positive(owner, "vocabulary_size", self.vocabulary_size)
+        _positive(owner, "embedding_dim", self.embedding_dim)
+        _one_of(owner, "placement", self.placement, get_args(Placement))
+        dtype = np.dtype(self.dtype)
+        _one_of(owner, "dtype", dtype.name, TABLE_DTYPES)
+        object.__setattr__(self, "dtype", dtype)
+        if not isinstance(self.keys, Identity | Hashed):
+            raise TypeError(f"{owner}: keys must be Identity() or Hashed(), got {self.keys!r}")
+        if not isinstance(self.optimizer, SparseOptimizer):
+            raise TypeError(
+                f"{owner}: optimizer needs learning_rate, init_slots and update "
+                f"(see jaxsparse.optimizers.SparseOptimizer), got {self.optimizer!r}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureSpec:
+    """One feature: bags of keys looked up in a table. Features may share a table.
+
+    >>> item = TableSpec("item", vocabulary_size=10, embedding_dim=4)
+    >>> FeatureSpec("clicked", item, combiner="mean").combiner
+    'mean'
+    """
+
+    name: str
+    """Unique among the features of a collection; the key in batches and activations."""
+
+    table: TableSpec
+    """The table its keys address."""
+
+    _: dataclasses.KW_ONLY
+
+    combiner: Combiner | None = "sum"
+    """How a bag becomes one vector: ``sum``; ``mean`` (sum / length); ``sqrtn`` (sum / sqrt of
+    the length), the length counting ids, not weights; None keeps ``[max_length, D]`` per bag."""
+
+    max_length: int | None = None
+    """Most ids in a bag; None is no limit (``combiner=None`` needs one)."""
+
+    truncate: Truncate = "error"
+    """What happens to longer bags: refused, or cut to their first (``head``) or last (``tail``)."""
+
+    padding_id: int | None = None
+    """Key that stands for "nothing" in the input; it looks nothing up and counts nowhere."""
+
+    def __post_init__(self) -> None:
+        """Validates the fields."""
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError(f"FeatureSpec: name must be a non-empty str, got {self.name!r}")
+        owner = f"FeatureSpec {self.name!r}"
+        if not isinstance(self.table, TableSpec):
+            raise TypeError(f"{owner}: table must be a TableSpec, got {self.table!r}")
+        _one_of(owner, "combiner", self.combiner, (*get_args(Combiner), None))
+        _one_of(owner, "truncate", self.truncate, get_args(Truncate))
+        if self.max_length is not None:
+            _positive(owner, "max_length", self.max_length)
+        elif self.combiner is None:
+            raise ValueError(f"{owner}: combiner=None needs max_length, the L of [B, L, D]")
+        elif self.truncate != "error":
+            raise ValueError(f"{owner}: truncate={self.truncate!r} needs max_length")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """How rows travel between devices.
+
+    >>> Exchange(capacity=512).capacity
+    512
+    """
+
+    capacity: int | None = None
+    """Rows per (source, owner) pair and slab; None lets each batch choose the smallest rung of
+    the ladder that fits. A fixed capacity below a batch's need is an error, never a loss."""
+
+    wire_dtype: Any = None
+    """dtype of vectors and gradients while they travel. None is the exact float32; ``bfloat16``
+    halves the bytes and **gives up exactness**: results then depend on the mesh."""
+
+    def __post_init__(self) -> None:
+        """Validates and normalises the fields."""
+        if self.capacity is not None:
+            _positive("Exchange", "capacity", self.capacity)
+        if self.wire_dtype is not None:
+            dtype = np.dtype(self.wire_dtype)
+            _one_of("Exchange", "wire_dtype", dtype.name, ("float32", "bfloat16", "float16"))
+            object.__setattr__(self, "wire_dtype", dtype)
