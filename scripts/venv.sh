@@ -33,7 +33,7 @@ for name in sys.argv[1:]:
     with open(name, "rb") as file:
         digest.update(file.read())
 print(sys._base_executable)
-print(sys.implementation.name, have, sys._base_executable, digest.hexdigest())
+print(sys.implementation.name, have, sys.base_prefix, digest.hexdigest())
 '
 described=$("$python" -c "$describe" pyproject.toml constraints.txt scripts/venv.sh) || exit 1
 base=$(printf '%s\n' "$described" | sed -n 1p)
