@@ -215,8 +215,10 @@ class Hashed:
             fingerprints = mix64(fingerprints ^ mix64(np.array([self.seed], np.uint64)))
         divisor = np.uint64(num_rows)
         # numpy divides by a scalar with multiplications but has no such path for `%`.
-        quotient = fingerprints // divisor
-        return (fingerprints - quotient * divisor).view(np.int64)
+        rounded_down = fingerprints // divisor
+        rounded_down *= divisor
+        np.subtract(fingerprints, rounded_down, out=rounded_down)
+        return rounded_down.view(np.int64)
 
     def _check_kind(self, array: npt.NDArray[Any], flat: Flat) -> None:
         integers = self.exact_keys.dtype == np.uint64

@@ -58,6 +58,13 @@ def test_integer_hash_is_the_published_generator() -> None:
     assert fingerprint64(np.array(seeds, np.uint64)).tolist() == published
 
 
+def test_long_arrays_hash_like_their_entries() -> None:
+    keys = np.arange(20_000, dtype=np.int64) * 0x1234567 - 10**9
+    want = [splitmix64(key & MASK64) for key in keys.tolist()]
+    assert fingerprint64(keys).tolist() == want
+    assert fingerprint64(keys[::-1]).tolist() == want[::-1]
+
+
 def test_string_vectors_are_frozen() -> None:
     vectors = {
         "": 0x2D06800538D394C2,  # published, as the next one
