@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a training step eats: features, dense values, labels and weights of B samples."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxsparse.key_arrays import key_array
+from jaxsparse.ragged import Ragged
+
+Array = npt.NDArray[Any]
+Float32s = npt.NDArray[np.float32]
+Labels = Float32s | dict[str, Float32s]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batch:
+    """``B`` samples as numpy arrays.
+
+    >>> batch = Batch({"item": np.array([7, 8, 9])}, labels=np.array([0, 1, 1]))
+    >>> batch.take([2, 0]).features["item"]
+    array([9, 7])
+    """
+
+    features: dict[str, Array | Ragged]
+    """Keys by feature: [B], [B, L] with padding, or `Ragged` of B bags."""
+
+    dense: Float32s | None = None
+    """Values [B, d] float32, or None."""
+
+    labels: Any = None
+    """[B] float32, or one such array per task: {name: [B]}."""
+
+    weights: Float32s | None = None
+    """[B] float32, how much each sample counts; None is 1."""
+
+    def __post_init__(self) -> None:
+        """Turns columns into arrays and checks that all have B samples."""
+        features = {
+            name: column if isinstance(column, Ragged) else key_array(column)
+            for name, column in self.features.items()
+        }
+        object.__setattr__(self, "features", features)
+        if self.labels is None:
+            raise ValueError("Batch: labels are missing; give zeros where none are known")
+        if isinstance(self.labels, Mapping):
+            if not self.labels:
+                raise ValueError("Batch: labels must name at least one task, got {}")
+            tasks = {name: _float32s(values) for name, values in self.labels.items()}
+            object.__setattr__(self, "labels", tasks)
+        else:
+            object.__setattr__(self, "labels", _float32s(self.labels))
+        for name in ("dense", "weights"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _float32s(getattr(self, name)))
+        if self.dense is not None and self.dense.ndim != 2:
+            raise ValueError(f"Batch: dense must have shape [B, d], got {self.dense.shape}")
+        self._check_lengths()
+
+    @property
+    def num_samples(self) -> int:
+        """B."""
+        return len(next(self._label_columns())[1])
+
+    def take(self, indices: npt.ArrayLike) -> Batch:
+        """The samples of ``indices`` ``[M]``, in that order."""
+        rows = np.asarray(indices, np.int64)
+        features: dict[str, Array | Ragged] = {
+            name: column.take(rows) if isinstance(column, Ragged) else column[rows]
+            for name, column in self.features.items()
+        }
+        labels: Labels
+        if isinstance(self.labels, dict):
+            labels = {name: values[rows] for name, values in self.labels.items()}
+        else:
+            labels = self.labels[rows]
+        dense = None if self.dense is None else self.dense[rows]
+        weights = None if self.weights is None else self.weights[rows]
+        return Batch(features, dense, labels, weights)
+
+    def _label_columns(self) -> Iterator[tuple[str, Float32s]]:
+        if isinstance(self.labels, dict):
+            yield from ((f"labels[{name!r}]", values) for name, values in self.labels.items())
+        else:
+            yield "labels", self.labels
+
+    def _check_lengths(self) -> None:
+        for name, values in self._label_columns():
+            if values.ndim != 1:
+                raise ValueError(f"Batch: {name} must have shape [B], got {values.shape}")
+        columns: dict[str, Any] = dict(self._label_columns())
+        columns |= {f"features[{name!r}]": column for name, column in self.features.items()}
+        columns |= {"dense": self.dense, "weights": self.weights}
+        for name, column in columns.items():
+            if column is not None and len(column) != self.num_samples:
+                raise ValueError(
+                    f"Batch: {name} has {len(column)} samples, but labels have {self.num_samples}"
+                )
+
+
+def _float32s(values: npt.ArrayLike) -> Float32s:
+    return np.asarray(values).astype(np.float32, copy=False)
