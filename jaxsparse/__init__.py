@@ -9,8 +9,17 @@ capacity. Shapes: B batch, F features, L ids in a bag, N ids in all, U distinct 
 R rows, S shards.
 """
 
+from jaxsparse import data
+from jaxsparse.data.batch import Batch
 from jaxsparse.embedding import EmbeddingCollection
-from jaxsparse.hashing import Hashed, Identity
+from jaxsparse.hashing import (
+    HASH_VERSION,
+    CollisionStatistics,
+    Hashed,
+    Identity,
+    collision_statistics,
+    fingerprint64,
+)
 from jaxsparse.initializers import constant, normal, uniform
 from jaxsparse.ladder import Ladder
 from jaxsparse.local import Residuals
@@ -24,35 +33,64 @@ from jaxsparse.optimizers import (
     SparseOptimizer,
 )
 from jaxsparse.packed import PackedIds
+from jaxsparse.planner import Plan, plan
 from jaxsparse.ragged import Ragged
 from jaxsparse.row_grads import RowGrads, merge_row_grads, row_grads_norm, scale_row_grads
 from jaxsparse.specs import Exchange, FeatureSpec, TableSpec
 from jaxsparse.state import EmbeddingState
+from jaxsparse.train import (
+    BinaryMetrics,
+    FitEvent,
+    FitResult,
+    KeepBest,
+    PackedBatch,
+    StreamingAUC,
+    Trainer,
+    TrainState,
+    sum_grads,
+)
 
 __all__ = [
+    "HASH_VERSION",
     "SGD",
     "Adagrad",
     "Adam",
+    "Batch",
+    "BinaryMetrics",
+    "CollisionStatistics",
     "EmbeddingCollection",
     "EmbeddingState",
     "Exchange",
     "FeatureSpec",
+    "FitEvent",
+    "FitResult",
     "Ftrl",
     "Hashed",
     "Identity",
+    "KeepBest",
     "Ladder",
+    "PackedBatch",
     "PackedIds",
+    "Plan",
     "Ragged",
     "Residuals",
     "RowGrads",
     "RowwiseAdagrad",
     "SparseOptimizer",
+    "StreamingAUC",
     "TableSpec",
+    "TrainState",
+    "Trainer",
+    "collision_statistics",
     "constant",
+    "data",
+    "fingerprint64",
     "make_mesh",
     "merge_row_grads",
     "normal",
+    "plan",
     "row_grads_norm",
     "scale_row_grads",
+    "sum_grads",
     "uniform",
 ]

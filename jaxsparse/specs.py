@@ -81,6 +81,10 @@ class TableSpec:
         object.__setattr__(self, "dtype", dtype)
         if not isinstance(self.keys, Identity | Hashed):
             raise TypeError(f"{owner}: keys must be Identity() or Hashed(), got {self.keys!r}")
+        try:
+            self.keys.check(self.vocabulary_size)
+        except ValueError as error:
+            raise ValueError(f"{owner}: {error}") from error
         if not isinstance(self.optimizer, SparseOptimizer):
             raise TypeError(
                 f"{owner}: optimizer needs learning_rate, init_slots and update "

@@ -1,2 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training: metrics, the step and the loop around it."""
+"""Training: the step, the loop around it, metrics, callbacks and reports."""
+
+from jaxsparse.train.batches import PackedBatch
+from jaxsparse.train.callbacks import Callback, FitEvent, KeepBest
+from jaxsparse.train.metrics import BinaryMetrics, StreamingAUC
+from jaxsparse.train.report import FitResult
+from jaxsparse.train.state import TrainState, copy_state
+from jaxsparse.train.step import StepProgram, sum_grads
+from jaxsparse.train.trainer import Dataset, Trainer
+
+__all__ = [
+    "BinaryMetrics",
+    "Callback",
+    "Dataset",
+    "FitEvent",
+    "FitResult",
+    "KeepBest",
+    "PackedBatch",
+    "StepProgram",
+    "StreamingAUC",
+    "TrainState",
+    "Trainer",
+    "copy_state",
+    "sum_grads",
+]

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A batch on its way to the devices: checked, padded to the mesh, ids packed."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxsparse.data.batch import Batch
+from jaxsparse.embedding import EmbeddingCollection
+from jaxsparse.ladder import Ladder
+from jaxsparse.packed import PackedIds
+
+OnBadSample = Literal["error", "skip", "drop"]
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("ids", "dense", "labels", "weights"),
+    meta_fields=(),
+)
+@dataclasses.dataclass(frozen=True)
+class PackedBatch:
+    """A batch on the mesh, cut by sample; padded samples have weight 0 and empty bags."""
+
+    ids: PackedIds
+    dense: jax.Array | None
+    """``[B', d]`` float32."""
+    labels: Any
+    """``[B']`` float32, or a dict of them."""
+    weights: jax.Array
+    """``[B']`` float32."""
+
+    @property
+    def num_samples(self) -> int:
+        """B: samples that are not padding."""
+        return self.ids.num_samples
+
+    def spec(self, emb: EmbeddingCollection) -> PackedBatch:
+        """PartitionSpec of every array."""
+        cut: Any = PartitionSpec(emb.axes)
+        spec = jax.tree.map(lambda _: cut, self)
+        return dataclasses.replace(spec, ids=emb.ids_spec(self.ids))  # type: ignore[no-any-return]
+
+
+def bad_samples(batch: Batch) -> tuple[npt.NDArray[np.bool_], str]:
+    """Which samples hold a value that is not finite, and a description of the first.
+
+    Returns:
+        ``[B]`` bool, and the text for an error message ("" where all are finite).
+    """
+    columns: dict[str, Any] = {"weights": batch.weights, "dense": batch.dense}
+    if isinstance(batch.labels, dict):
+        columns |= {f"labels[{name!r}]": values for name, values in batch.labels.items()}
+    else:
+        columns["labels"] = batch.labels
+    bad = np.zeros(batch.num_samples, bool)
+    first = ""
+    for name, values in columns.items():
+        if values is None:
+            continue
+        finite = np.isfinite(np.asarray(values, np.float32))
+        if finite.all():
+            continue
+        where = tuple(int(i) for i in np.argwhere(~finite)[0])
+        column = f", column {where[1]}" if len(where) > 1 else ""
+        first = first or f"{name} is {np.asarray(values)[where]} in sample {where[0]}{column}"
+        bad |= ~finite.reshape(batch.num_samples, -1).all(axis=1)
+    return bad, first
+
+
+def admit(batch: Batch, on_bad_sample: OnBadSample) -> Batch | None:
+    """The batch to train on under a policy; None when it is to be skipped.
+
+    Raises:
+        ValueError: the batch is empty, or a value is not finite and the policy is ``"error"``.
+    """
+    if batch.num_samples == 0:
+        raise ValueError("the batch has no samples; leave empty batches out of the dataset")
+    bad, first = bad_samples(batch)
+    if not first:
+        return batch
+    if on_bad_sample == "error":
+        raise ValueError(
+            f"{first} ({int(bad.sum())} of {batch.num_samples} samples are bad); mend the data, "
+            "or set on_bad_sample='drop' (leave such samples out) or 'skip' (leave the batch out)"
+        )
+    if on_bad_sample == "skip" or bad.all():
+        return None
+    return batch.take(np.flatnonzero(~bad))
+
+
+def pack_batch(emb: EmbeddingCollection, batch: Batch, ladder: Ladder | None) -> PackedBatch:
+    """Packs ids and ships all columns, padded to a multiple of the mesh."""
+    ids = emb.pack(batch.features, rung=ladder)
+    if ids.num_samples != batch.num_samples:
+        raise ValueError(
+            f"features have {ids.num_samples} samples, labels {batch.num_samples}: they must agree"
+        )
+    weights = np.ones(batch.num_samples, np.float32) if batch.weights is None else batch.weights
+    columns = (batch.dense, batch.labels, weights)
+    sharding = NamedSharding(emb.mesh, PartitionSpec(emb.axes))
+    pad = partial(_pad, size=ids.padded_samples)
+    dense, labels, weights = jax.device_put(jax.tree.map(pad, columns), sharding)
+    return PackedBatch(ids, dense, labels, weights)
+
+
+def _pad(values: npt.NDArray[Any], size: int) -> npt.NDArray[np.float32]:
+    padded = np.zeros((size, *np.shape(values)[1:]), np.float32)
+    padded[: len(values)] = values
+    return padded

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callbacks of `Trainer.fit`: any callable that takes a `FitEvent`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+from jaxsparse.train.state import TrainState, copy_state
+
+
+@dataclasses.dataclass(frozen=True)
+class FitEvent:
+    """What a callback is told."""
+
+    kind: Literal["log", "eval"]
+    """``log``: every ``log_every`` steps; ``eval``: after an evaluation."""
+    step: int
+    """Updates made so far."""
+    metrics: dict[str, Any]
+    """The row that goes into the history."""
+    state: TrainState
+    """Valid during the call only: the next step donates it. Keep `copy_state` of it instead."""
+
+
+Callback = Callable[[FitEvent], bool | None]
+"""Returns True to stop the training after this step."""
+
+
+class KeepBest:
+    """Keeps a copy of the state with the best evaluation metric, and can stop early.
+
+    >>> best = KeepBest("auc", patience=1)
+    >>> best.state is None, best.value
+    (True, nan)
+    """
+
+    def __init__(
+        self,
+        metric: str = "auc",
+        mode: Literal["max", "min"] = "max",
+        patience: int | None = None,
+    ) -> None:
+        """Starts without a state.
+
+        Args:
+            metric: name in the evaluation's metrics.
+            mode: whether larger or smaller is better.
+            patience: evaluations without improvement after which training stops; None: never.
+
+        Raises:
+            ValueError: ``mode`` is neither.
+        """
+        if mode not in ("max", "min"):
+            raise ValueError(f"KeepBest: mode must be 'max' or 'min', got {mode!r}")
+        self.metric, self.mode, self.patience = metric, mode, patience
+        self.state: TrainState | None = None
+        """The best state; None before the first evaluation."""
+        self.value = math.nan
+        """Its metric."""
+        self.step = 0
+        """Its step."""
+        self._without_gain = 0
+
+    def __call__(self, event: FitEvent) -> bool:
+        """Compares after evaluations."""
+        if event.kind != "eval":
+            return False
+        if self.metric not in event.metrics:
+            raise ValueError(
+                f"KeepBest: no metric {self.metric!r} in the evaluation; "
+                f"it has {sorted(event.metrics)}"
+            )
+        value = float(event.metrics[self.metric])
+        gain = value - self.value if self.mode == "max" else self.value - value
+        if math.isnan(self.value) or gain > 0:
+            self.state, self.value, self.step = copy_state(event.state), value, event.step
+            self._without_gain = 0
+            return False
+        self._without_gain += 1
+        return self.patience is not None and self._without_gain >= self.patience

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run tells: rows of metrics, a progress line, a file, a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from jaxsparse.train.metrics import BinaryMetrics
+from jaxsparse.train.state import TrainState
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+History = list[dict[str, Any]]
+
+
+class Window:
+    """Collects what happened between two rows of the history."""
+
+    def __init__(self) -> None:
+        """Starts an empty window now."""
+        self.step_ms: list[float] = []
+        self.input_ms = 0.0
+        self.samples = 0
+        self.skipped = 0
+        self._loss = 0.0
+        self._weight = 0.0
+        self._metrics: BinaryMetrics | None = BinaryMetrics()
+
+    def add(self, loss: float, logits: Any, labels: Any, weights: Any) -> None:
+        """Adds one step's outcome; all on the host, without padding."""
+        weight = float(np.sum(weights))
+        self._loss += loss * weight
+        self._weight += weight
+        if self._metrics is None or isinstance(logits, dict):
+            self._metrics = None
+            return
+        if not np.isin(labels, (0, 1)).all():
+            self._metrics = None  # a regression: no AUC, no logloss
+            return
+        self._metrics.update(logits, labels, weights)
+
+    def row(self, step: int, device_bytes: int) -> dict[str, Any]:
+        """The row: loss and metrics over the window's samples, times in ms."""
+        times = np.array(self.step_ms or [math.nan])
+        row = {
+            "kind": "train",
+            "step": step,
+            "loss": self._loss / self._weight if self._weight else math.nan,
+            "samples_per_s": self.samples / float(times.sum()) * 1e3,
+            "step_ms_p50": float(np.percentile(times, 50)),
+            "step_ms_p95": float(np.percentile(times, 95)),
+            "step_ms_max": float(times.max()),
+            "input_ms": self.input_ms / len(times),
+            "device_bytes": device_bytes,
+            "skipped_batches": self.skipped,
+        }
+        if self._metrics is not None:
+            row |= self._metrics.result()
+        return row
+
+
+class Reporter:
+    """Writes rows to the history, to ``metrics.jsonl`` and to the progress line on stderr."""
+
+    def __init__(self, total_steps: int | None, metrics_path: Path | None, progress: bool) -> None:
+        """Opens the file for appending.
+
+        Args:
+            total_steps: steps of the whole run, if known.
+            metrics_path: where rows go, one JSON object a line; None for nowhere.
+            progress: whether to show progress.
+        """
+        self.history: History = []
+        self._file = None
+        if metrics_path is not None:
+            metrics_path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = metrics_path.open("a", encoding="utf-8")
+        console = Console(stderr=True)
+        self._plain = progress and not console.is_terminal
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[told]}"),
+            console=console,
+            disable=not progress or self._plain,
+        )
+        self._task = self._bar.add_task("train", total=total_steps, told="")
+
+    def __enter__(self) -> Reporter:
+        """Starts the progress line."""
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the progress line and closes the file."""
+        self._bar.stop()
+        if self._file is not None:
+            self._file.close()
+
+    def advance(self, step: int) -> None:
+        """Moves the progress line."""
+        self._bar.update(self._task, completed=step)
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Adds one row everywhere."""
+        self.history.append(row)
+        if self._file is not None:
+            self._file.write(json.dumps(json_safe(row)) + "\n")
+            self._file.flush()
+        told = describe_row(row)
+        self._bar.update(self._task, told=told)
+        if self._plain:
+            print(f"{row['kind']:5s} step {row['step']:>7,}  {told}", file=sys.stderr, flush=True)
+
+
+def describe_row(row: dict[str, Any]) -> str:
+    """Loss, AUC, samples/s and input wait of a row, for people."""
+    parts = []
+    for name, form in (("loss", ".4f"), ("auc", ".4f"), ("samples_per_s", ",.0f")):
+        if name in row and not math.isnan(row[name]):
+            parts.append(f"{name.replace('_per_s', '/s')} {row[name]:{form}}")
+    if "input_ms" in row:
+        parts.append(f"input {row['input_ms']:.1f} ms")
+    return "  ".join(parts)
+
+
+def json_safe(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with what JSON has no number for (nan, infinities) as null."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in row.items()
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class FitResult:
+    """What `Trainer.fit` returns."""
+
+    state: TrainState
+    """The state after the last step."""
+    history: History
+    """Rows in order; ``kind`` is ``"train"`` or ``"eval"``."""
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Draws loss, AUC and speed over steps.
+
+        Args:
+            path: where to save the picture as well (the ending chooses the format).
+
+        Returns:
+            The matplotlib figure, for a notebook to show.
+        """
+        from matplotlib.figure import Figure
+
+        panels = (("loss", "loss"), ("auc", "AUC"), ("samples_per_s", "samples / s"))
+        figure = Figure(figsize=(12, 3.4), layout="constrained")
+        for axis, (name, title) in zip(figure.subplots(1, len(panels)), panels, strict=True):
+            for kind, style in (("train", "-"), ("eval", "o--")):
+                rows = [row for row in self.history if row["kind"] == kind and name in row]
+                if rows:
+                    steps = [row["step"] for row in rows]
+                    axis.plot(steps, [row[name] for row in rows], style, ms=4, label=kind)
+            axis.set(title=title, xlabel="step")
+            axis.grid(alpha=0.3)
+            if axis.lines:
+                axis.legend(frameon=False)
+        if path is not None:
+            figure.savefig(path, dpi=120)
+        return figure

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`TrainState`: everything a step changes, one frozen pytree that every step donates."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxsparse.state import EmbeddingState
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("step", "params", "model_state", "opt_state", "embeddings", "rng"),
+    meta_fields=(),
+)
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """The state of a training run; all but the tables is replicated."""
+
+    step: jax.Array
+    """int32 scalar: updates made so far."""
+    params: Any
+    """Dense parameters, an ``nnx.State`` of ``nnx.Param``."""
+    model_state: Any
+    """The model's other variables, such as batch statistics and dropout counters."""
+    opt_state: Any
+    """State of the dense optax optimizer."""
+    embeddings: EmbeddingState
+    """Tables, slots and sparse learning rates."""
+    rng: jax.Array
+    """Typed key of the run; dropout folds the device into it."""
+
+
+def replicate(tree: Any, mesh: Mesh) -> Any:
+    """A copy of ``tree`` on every device of ``mesh``.
+
+    The copy is made inside jit: it shares no buffer with the caller's arrays, which stay usable
+    when the state is donated.
+    """
+    sharding = NamedSharding(mesh, PartitionSpec())
+    return jax.jit(lambda t: jax.tree.map(jnp.copy, t), out_shardings=sharding)(tree)
+
+
+@jax.jit
+def copy_state(state: TrainState) -> TrainState:
+    """A copy that survives the donation of ``state``; needs its memory once more."""
+    return jax.tree.map(jnp.copy, state)  # type: ignore[no-any-return]
+
+
+def device_bytes(state: TrainState) -> int:
+    """Bytes in use on the fullest device: as the device tells, else the state's arrays there."""
+    devices = state.step.sharding.device_set
+    told = [stats["bytes_in_use"] for d in devices if (stats := d.memory_stats())]
+    if told:
+        return int(max(told))
+    held = dict.fromkeys(devices, 0)
+    for leaf in jax.tree.leaves(state):
+        data = leaf if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else None
+        for shard in data.addressable_shards if data is not None else ():
+            held[shard.device] += shard.data.nbytes
+    return max(held.values())
