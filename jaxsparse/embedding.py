@@ -241,7 +241,8 @@ class EmbeddingCollection:
     def row_grads(self, residuals: Residuals, grads: Activations) -> RowGrads:
         """The sparse gradient: distinct rows and their summed gradients."""
         self.check_grads(residuals.ids, grads)
-        return dataclasses.replace(programs.row_grads(self, residuals, grads), mesh=self.mesh)
+        local: RowGrads = programs.row_grads(self, residuals, grads)
+        return dataclasses.replace(local, mesh=self.mesh)
 
     def apply(
         self,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One feature of a raw batch becomes addressed ids: validation, padding, truncation, keys to rows."""
+"""One feature of a raw batch becomes addressed ids: checks, padding, truncation, keys to rows."""
 
 from __future__ import annotations
 
@@ -163,7 +163,8 @@ def _differs(spec: FeatureSpec, values: npt.NDArray[Any]) -> npt.NDArray[np.bool
         limits = np.iinfo(values.dtype)
         if not limits.min <= spec.padding_id <= limits.max:
             return np.ones(values.shape, bool)
-        return np.not_equal(values, values.dtype.type(spec.padding_id))
+        differs: npt.NDArray[np.bool_] = values != values.dtype.type(spec.padding_id)
+        return differs
     return np.array([value != spec.padding_id for value in values.tolist()], bool)
 
 

@@ -69,7 +69,8 @@ class Route:
         return self.replicated or self.num_devices == 1
 
     def _all_to_all(self, x: jax.Array) -> jax.Array:
-        return lax.all_to_all(x, self.axes, split_axis=0, concat_axis=0, tiled=True)
+        result: jax.Array = lax.all_to_all(x, self.axes, split_axis=0, concat_axis=0, tiled=True)
+        return result
 
     def _to_wire(self, x: jax.Array) -> jax.Array:
         return x if self.wire_dtype is None else x.astype(self.wire_dtype)

@@ -26,7 +26,7 @@ class Initializer(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class uniform:  # noqa: N801 - reads like a function in user code
+class uniform:
     """Uniform values in [-scale, scale)."""
 
     scale: float = 0.05
@@ -39,7 +39,7 @@ class uniform:  # noqa: N801 - reads like a function in user code
 
 
 @dataclasses.dataclass(frozen=True)
-class normal:  # noqa: N801
+class normal:
     """Normal values with mean 0."""
 
     stddev: float = 0.01
@@ -51,7 +51,7 @@ class normal:  # noqa: N801
 
 
 @dataclasses.dataclass(frozen=True)
-class constant:  # noqa: N801
+class constant:
     """The same value everywhere."""
 
     value: float = 0.0

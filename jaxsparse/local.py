@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The embedding layer on per-device blocks: what runs inside a ``shard_map`` over the whole mesh."""
+"""The embedding layer on per-device blocks: what runs inside a ``shard_map`` over the mesh."""
 
 from __future__ import annotations
 

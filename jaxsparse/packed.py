@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
+from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
@@ -91,14 +92,15 @@ class PackedIds:
     host: HostFacts | None = None
     """None once the ids have passed through jit."""
 
-    def tree_flatten(self):  # type: ignore[no-untyped-def]
+    def tree_flatten(self) -> tuple[tuple[Any, Any], tuple[str, ...]]:
         """Children and static part; ``host`` is left behind on purpose."""
         return (self.slabs, self.lengths_by_feature), self.feature_names
 
     @classmethod
-    def tree_unflatten(cls, feature_names, children) -> PackedIds:  # type: ignore[no-untyped-def]
+    def tree_unflatten(cls, feature_names: tuple[str, ...], children: tuple[Any, Any]) -> PackedIds:
         """Inverse of `tree_flatten`."""
-        return cls(*children, feature_names)
+        slabs, lengths = children
+        return cls(slabs, lengths, feature_names)
 
     @property
     def padded_samples(self) -> int:
@@ -144,11 +146,12 @@ class PackedIds:
 
     def spec(self, axes: tuple[str, ...]) -> PackedIds:
         """PartitionSpecs of all arrays, for `jax.shard_map` over ``axes``."""
-        cut, whole = PartitionSpec(axes), PartitionSpec()
+        cut: Any = PartitionSpec(axes)
+        whole = PartitionSpec()
 
         def slab_spec(slab: SlabIds) -> SlabIds:
-            spec = jax.tree.map(lambda _: cut, slab)
+            spec: SlabIds = jax.tree.map(lambda _: cut, slab)
             slots = jax.tree.map(lambda _: whole, slab.value_slots)
             return dataclasses.replace(spec, value_slots=slots)
 
-        return PackedIds(tuple(map(slab_spec, self.slabs)), cut, self.feature_names)  # type: ignore[arg-type]
+        return PackedIds(tuple(map(slab_spec, self.slabs)), cut, self.feature_names)

@@ -133,7 +133,8 @@ class SlabBatch:
         if any(ids.weights is not None for ids in self.ragged.values()):
             weights = np.zeros((self.num_devices, shape.ragged_ids), np.float32)
             self.scatter_ragged(weights, _weights_or_ones)
-        return SlabIds(  # type: ignore[arg-type]  # numpy here, global arrays once shipped
+        # Numpy here, global arrays once shipped: the container is the same.
+        arrays: dict[str, Any] = dict(
             rows=rows.reshape(-1),
             inverse=inverse.reshape(-1),
             row_levels=_stack(levels),
@@ -141,6 +142,9 @@ class SlabBatch:
             bag_levels=bag_levels,
             weights=None if weights is None else weights.reshape(-1),
             value_slots=self._value_slots(shape.ragged_ids),
+        )
+        return SlabIds(
+            **arrays,
             capacity=shape.capacity,
             fixed=tuple((name, ids.codes.shape[1]) for name, ids in self.fixed.items()),
             ragged=tuple(self.ragged),

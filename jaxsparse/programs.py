@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +20,16 @@ from jaxsparse.state import EmbeddingState, init_slab, read_rows, write_rows
 if TYPE_CHECKING:
     from jaxsparse.embedding import EmbeddingCollection
 
-_WHOLE = PartitionSpec()
+WHOLE = PartitionSpec()
 
 
 def _cut(emb: EmbeddingCollection) -> PartitionSpec:
     return PartitionSpec(emb.axes)
 
 
-def _shard_map(emb: EmbeddingCollection, function, in_specs, out_specs):  # type: ignore[no-untyped-def]
+def _on_mesh(
+    emb: EmbeddingCollection, function: Callable[..., Any], in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
     # check_vma is off: a replicated slab is updated alike on every device from gathered
     # gradients, which the checker cannot know.
     return jax.shard_map(
@@ -35,8 +38,10 @@ def _shard_map(emb: EmbeddingCollection, function, in_specs, out_specs):  # type
 
 
 @partial(jax.jit, static_argnums=0)
-def init_arrays(emb: EmbeddingCollection, key: jax.Array):  # type: ignore[no-untyped-def]
-    def local(key: jax.Array):  # type: ignore[no-untyped-def]
+def init_arrays(emb: EmbeddingCollection, key: jax.Array) -> Any:
+    """Slabs and slots; made inside jit, so that they may be donated."""
+
+    def local(key: jax.Array) -> Any:
         device = jax.lax.axis_index(emb.axes)
         slabs = tuple(init_slab(key, slab, device) for slab in emb.layout.slabs)
         slots = tuple(
@@ -46,41 +51,43 @@ def init_arrays(emb: EmbeddingCollection, key: jax.Array):  # type: ignore[no-un
         return slabs, slots
 
     spec = emb.state_spec()
-    return _shard_map(emb, local, (_WHOLE,), (spec.slabs, spec.slots))(key)
+    return _on_mesh(emb, local, (WHOLE,), (spec.slabs, spec.slots))(key)
 
 
 @partial(jax.jit, static_argnums=0)
-def lookup(emb: EmbeddingCollection, state: EmbeddingState, ids: PackedIds):  # type: ignore[no-untyped-def]
-    def local(state: EmbeddingState, ids: PackedIds):  # type: ignore[no-untyped-def]
+def lookup(emb: EmbeddingCollection, state: EmbeddingState, ids: PackedIds) -> Any:
+    """Activations, and the two parts of `Residuals` that are not ids."""
+
+    def local(state: EmbeddingState, ids: PackedIds) -> Any:
         acts, residuals = emb.local.lookup(state, ids)
         return acts, residuals.asked, residuals.vectors
 
     cut = _cut(emb)
     specs = (emb.state_spec(), emb.ids_spec(ids))
-    return _shard_map(emb, local, specs, (cut, cut, cut))(state, ids)
+    return _on_mesh(emb, local, specs, (cut, cut, cut))(state, ids)
 
 
 def _residuals_spec(emb: EmbeddingCollection, residuals: Residuals) -> Residuals:
     cut = _cut(emb)
-    spec = jax.tree.map(lambda _: cut, residuals)
+    spec: Residuals = jax.tree.map(lambda _: cut, residuals)
     return dataclasses.replace(spec, ids=emb.ids_spec(residuals.ids))
 
 
 @partial(jax.jit, static_argnums=0)
-def row_grads(emb: EmbeddingCollection, residuals: Residuals, grads: Activations) -> RowGrads:
+def row_grads(emb: EmbeddingCollection, residuals: Residuals, grads: Activations) -> Any:
+    """`RowGrads` of all devices."""
     trainable = [slab for slab in emb.layout.slabs if slab.trainable]
-    cuts = tuple(_WHOLE if slab.replicated else _cut(emb) for slab in trainable)
+    cuts: Any = tuple(WHOLE if slab.replicated else _cut(emb) for slab in trainable)
     out = RowGrads(
-        rows=cuts,  # type: ignore[arg-type]
-        grads=cuts,  # type: ignore[arg-type]
+        rows=cuts,
+        grads=cuts,
         num_rows=tuple(slab.rows_per_shard for slab in trainable),
         replicated=tuple(slab.replicated for slab in trainable),
         axes=emb.axes,
         mesh=None,
     )
     specs = (_residuals_spec(emb, residuals), _cut(emb))
-    result: RowGrads = _shard_map(emb, emb.local.row_grads, specs, out)(residuals, grads)
-    return result
+    return _on_mesh(emb, emb.local.row_grads, specs, out)(residuals, grads)
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=1)
@@ -90,19 +97,20 @@ def apply(
     row_grads: RowGrads,
     step: jax.Array,
     enabled: jax.Array,
-) -> EmbeddingState:
+) -> Any:
+    """The state after one update of each touched row, in place."""
     row_grads = dataclasses.replace(row_grads, mesh=None)
-    specs = (emb.state_spec(), row_grads.spec(), _WHOLE, _WHOLE)
-    result: EmbeddingState = _shard_map(emb, emb.local.apply, specs, specs[0])(
-        state, row_grads, step, enabled
-    )
-    return result
+    specs = (emb.state_spec(), row_grads.spec(), WHOLE, WHOLE)
+    return _on_mesh(emb, emb.local.apply, specs, specs[0])(state, row_grads, step, enabled)
 
 
 @partial(jax.jit, static_argnums=0)
-def weight_grads(emb: EmbeddingCollection, residuals: Residuals, grads: Activations):  # type: ignore[no-untyped-def]
+def weight_grads(
+    emb: EmbeddingCollection, residuals: Residuals, grads: Activations
+) -> dict[str, jax.Array]:
+    """Gradients of per-id weights in the order of the user's values, padded to a bucket."""
     specs = (_residuals_spec(emb, residuals), _cut(emb))
-    by_slab = _shard_map(emb, emb.local.weight_grads, specs, _cut(emb))(residuals, grads)
+    by_slab = _on_mesh(emb, emb.local.weight_grads, specs, _cut(emb))(residuals, grads)
     return {
         name: values.at[slots].get(mode="fill", fill_value=0)
         for ids, values in zip(residuals.ids.slabs, by_slab, strict=True)
@@ -111,14 +119,25 @@ def weight_grads(emb: EmbeddingCollection, residuals: Residuals, grads: Activati
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def gather_rows(emb: EmbeddingCollection, replicated: bool, array, owner, row):  # type: ignore[no-untyped-def]
+def gather_rows(
+    emb: EmbeddingCollection, replicated: bool, array: jax.Array, owner: Any, row: Any
+) -> Any:
+    """Rows ``[n, ...]`` on every device, by owner and local row."""
     local = partial(read_rows, emb=emb, replicated=replicated)
-    specs = (_WHOLE if replicated else _cut(emb), _WHOLE, _WHOLE)
-    return _shard_map(emb, local, specs, _WHOLE)(array, owner, row)
+    specs = (WHOLE if replicated else _cut(emb), WHOLE, WHOLE)
+    return _on_mesh(emb, local, specs, WHOLE)(array, owner, row)
 
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
-def scatter_rows(emb: EmbeddingCollection, replicated: bool, array, owner, row, values):  # type: ignore[no-untyped-def]
+def scatter_rows(
+    emb: EmbeddingCollection,
+    replicated: bool,
+    array: jax.Array,
+    owner: Any,
+    row: Any,
+    values: Any,
+) -> Any:
+    """The slab with rows ``[n, D]`` overwritten, in place."""
     local = partial(write_rows, emb=emb, replicated=replicated)
-    cut = _WHOLE if replicated else _cut(emb)
-    return _shard_map(emb, local, (cut, _WHOLE, _WHOLE, _WHOLE), cut)(array, owner, row, values)
+    cut = WHOLE if replicated else _cut(emb)
+    return _on_mesh(emb, local, (cut, WHOLE, WHOLE, WHOLE), cut)(array, owner, row, values)

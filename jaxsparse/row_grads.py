@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`RowGrads`: the sparse gradient of a step, one entry per touched row, to merge, measure, apply."""
+"""`RowGrads`: the sparse gradient of a step, one entry per touched row."""
 
 from __future__ import annotations
 

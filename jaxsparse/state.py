@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import jax
@@ -62,10 +62,10 @@ def state_spec(
     layout: Layout, axes: tuple[str, ...], slots: tuple[tuple[str, ...], ...]
 ) -> EmbeddingState:
     """PartitionSpec of every leaf, given the slot names of each slab."""
-    whole = PartitionSpec()
-    cuts = [whole if slab.replicated else PartitionSpec(axes) for slab in layout.slabs]
+    whole: Any = PartitionSpec()
+    cuts: list[Any] = [whole if slab.replicated else PartitionSpec(axes) for slab in layout.slabs]
     rates = {b.spec.name: whole for s in layout.slabs if s.trainable for b in s.tables}
-    return EmbeddingState(  # type: ignore[arg-type]
+    return EmbeddingState(
         slabs=tuple(cuts),
         slots=tuple({name: cut for name in names} for cut, names in zip(cuts, slots, strict=True)),
         learning_rates=rates,
@@ -105,7 +105,8 @@ def _init_block(
         target = jnp.where((row < block.rows) & present, block.offset + row, slab.rows_per_shard)
         return part.at[target].set(values, mode="drop")
 
-    return lax.fori_loop(0, -(-block.rows // chunk), write, part)
+    filled: jax.Array = lax.fori_loop(0, -(-block.rows // chunk), write, part)
+    return filled
 
 
 def _first_position(block: TableBlock, device: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -35,8 +35,8 @@ def count_compiles() -> Iterator[CompileCount]:
     count = CompileCount()
     active = True
 
-    def listen(event: str, duration: float, **_: Any) -> None:
-        del duration
+    def listen(event: str, duration_secs: float, **_: Any) -> None:
+        del duration_secs
         if active and event == COMPILE_EVENT:
             count.programs += 1
 
@@ -59,7 +59,7 @@ def assert_trees_equal(got: Any, want: Any) -> None:
     """Asserts that two pytrees are bitwise equal, naming the leaf that is not."""
     got_leaves, got_tree = jax.tree_util.tree_flatten_with_path(got)
     want_leaves, want_tree = jax.tree_util.tree_flatten_with_path(want)
-    assert got_tree == want_tree, f"trees differ: {got_tree} and {want_tree}"
+    assert str(got_tree) == str(want_tree), f"trees differ: {got_tree} and {want_tree}"
     for (path, g), (_, w) in zip(got_leaves, want_leaves, strict=True):
         g, w = np.asarray(g), np.asarray(w)
         same = g.shape == w.shape and g.dtype == w.dtype and g.tobytes() == w.tobytes()

@@ -55,13 +55,13 @@ def copy_state(state: TrainState) -> TrainState:
 
 def device_bytes(state: TrainState) -> int:
     """Bytes in use on the fullest device: as the device tells, else the state's arrays there."""
-    devices = state.step.sharding.device_set
+    devices: set[Any] = set(state.step.sharding.device_set)
     told = [stats["bytes_in_use"] for d in devices if (stats := d.memory_stats())]
     if told:
         return int(max(told))
     held = dict.fromkeys(devices, 0)
-    for leaf in jax.tree.leaves(state):
-        data = leaf if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else None
-        for shard in data.addressable_shards if data is not None else ():
+    arrays = dataclasses.replace(state, rng=jax.random.key_data(state.rng))
+    for leaf in jax.tree.leaves((arrays.params, arrays.opt_state, arrays.embeddings, arrays.rng)):
+        for shard in leaf.addressable_shards:
             held[shard.device] += shard.data.nbytes
     return max(held.values())

@@ -53,7 +53,7 @@ class StepProgram:
         keys, others = model_state
         model = nnx.merge(self.graphdef, params, keys, others, copy=True)
         logits = model(acts, dense, train=train)
-        _, _, _, others = nnx.split(model, nnx.Param, nnx.RngKey, ...)
+        _, _, others = nnx.state(model, nnx.Param, nnx.RngKey, ...)
         return logits, (keys, others)
 
     def losses(self, logits: Any, labels: Any) -> jax.Array:
@@ -65,9 +65,7 @@ class StepProgram:
             raise ValueError(
                 f"the model returns logits for tasks {sorted(logits)}, labels are {tasks}"
             )
-        return sum(  # type: ignore[return-value]
-            (self.loss(logits[task], labels[task]) for task in logits), jnp.float32(0)
-        )
+        return sum((self.loss(logits[task], labels[task]) for task in logits), jnp.float32(0))
 
 
 def _local_step(
@@ -128,10 +126,8 @@ def _fold_device(model_state: Any, axes: tuple[str, ...]) -> Any:
 def _mean_over_devices(others: Any, axes: tuple[str, ...]) -> Any:
     """Batch statistics are averaged; counters advance alike on all devices."""
 
-    def reduce(leaf: jax.Array) -> jax.Array:
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            return leaf
-        return lax.pmean(leaf, axes)
+    def reduce(leaf: jax.Array) -> Any:
+        return lax.pmean(leaf, axes) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
     return jax.tree.map(reduce, others)
 
@@ -158,13 +154,14 @@ def train_step(
     cut, whole = PartitionSpec(emb.axes), PartitionSpec()
     spec = state_spec(emb, state)
     out = (spec, {"loss": whole, "finite": whole, "logits": cut})
-    return jax.shard_map(  # type: ignore[no-any-return]
+    result: tuple[TrainState, dict[str, Any]] = jax.shard_map(
         partial(_local_step, program),
         mesh=emb.mesh,
         in_specs=(spec, batch.spec(emb)),
         out_specs=out,
         check_vma=False,
     )(state, batch)
+    return result
 
 
 @partial(jax.jit, static_argnums=0)
@@ -178,10 +175,11 @@ def eval_step(program: StepProgram, state: TrainState, batch: PackedBatch) -> tu
         return logits, program.losses(logits, batch.labels)
 
     cut = PartitionSpec(emb.axes)
-    return jax.shard_map(  # type: ignore[no-any-return]
+    result: tuple[Any, jax.Array] = jax.shard_map(
         local,
         mesh=emb.mesh,
         in_specs=(state_spec(emb, state), batch.spec(emb)),
         out_specs=(cut, cut),
         check_vma=False,
     )(state, batch)
+    return result

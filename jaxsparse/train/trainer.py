@@ -81,7 +81,8 @@ class Trainer:
                 f"Trainer: on_bad_sample must be one of {get_args(OnBadSample)}, "
                 f"got {on_bad_sample!r}"
             )
-        graphdef, params, keys, others = nnx.split(model, nnx.Param, nnx.RngKey, ...)
+        graphdef = nnx.graphdef(model)
+        params, keys, others = nnx.state(model, nnx.Param, nnx.RngKey, ...)
         self.emb = emb
         self.link = link
         self.on_bad_sample = on_bad_sample
