@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches, and where they come from: arrays, data frames, files, a generated click log."""
 
+from jaxsparse.data.arrays import ArrayDataset, from_arrays
 from jaxsparse.data.batch import Batch
 from jaxsparse.data.synthetic import (
     SyntheticConfig,
@@ -8,4 +9,11 @@ from jaxsparse.data.synthetic import (
     synthetic_click_log,
 )
 
-__all__ = ["Batch", "SyntheticConfig", "SyntheticField", "synthetic_click_log"]
+__all__ = [
+    "ArrayDataset",
+    "Batch",
+    "SyntheticConfig",
+    "SyntheticField",
+    "from_arrays",
+    "synthetic_click_log",
+]

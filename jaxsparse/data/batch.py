@@ -67,6 +67,14 @@ class Batch:
         """B."""
         return len(next(self._label_columns())[1])
 
+    def slice(self, start: int, stop: int) -> Batch:
+        """Samples ``start`` to ``stop - 1``, as views."""
+        features: dict[str, Array | Ragged] = {
+            name: column.slice(start, stop) if isinstance(column, Ragged) else column[start:stop]
+            for name, column in self.features.items()
+        }
+        return self._select(features, slice(start, stop))
+
     def take(self, indices: npt.ArrayLike) -> Batch:
         """The samples of ``indices`` ``[M]``, in that order."""
         rows = np.asarray(indices, np.int64)
@@ -74,6 +82,9 @@ class Batch:
             name: column.take(rows) if isinstance(column, Ragged) else column[rows]
             for name, column in self.features.items()
         }
+        return self._select(features, rows)
+
+    def _select(self, features: dict[str, Array | Ragged], rows: Any) -> Batch:
         labels: Labels
         if isinstance(self.labels, dict):
             labels = {name: values[rows] for name, values in self.labels.items()}
