@@ -44,7 +44,7 @@ doctest: venv
 lint: venv
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
-	$(VENV)/bin/lint-imports
+	$(VENV)/bin/lint-imports --no-logo
 
 types: venv
 	$(RUN) mypy
