@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TOML to frozen dataclasses and back, every key and type checked; `config_text` writes TOML.
+
+A dataclass is a table. A field whose table chooses between classes is declared with `one_of`::
+
+    optimizer: Annotated[Any, one_of(adam=Adam, sgd=SGD)]       # kind = "adam", then its fields
+
+Anything wrong is a `ConfigError` that names the file, the key, what was expected and what came.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import difflib
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union
+
+T = TypeVar("T")
+Table = dict[str, Any]
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the text says where and why."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OneOf:
+    """Classes a table's ``kind`` chooses from."""
+
+    classes: Mapping[str, type[Any]]
+    """By value of ``kind``."""
+
+    def kind_of(self, value: object) -> str:
+        """The ``kind`` that makes values of this class."""
+        return next(kind for kind, cls in self.classes.items() if type(value) is cls)
+
+
+def one_of(**classes: type[Any]) -> OneOf:
+    """Marks a field, by ``Annotated``, whose table has a key ``kind``."""
+    return OneOf(classes)
+
+
+def read_toml(path: str | Path) -> Table:
+    """Reads a file.
+
+    Raises:
+        ConfigError: there is no such file, it cannot be read, or it is not TOML.
+    """
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:  # not TOML, or not UTF-8
+        raise ConfigError(f"{path}: not a TOML file: {error}") from error
+
+
+def override(table: Mapping[str, Any], assignments: Iterable[str]) -> Table:
+    """A copy of ``table`` with ``section.key=value`` assignments made.
+
+    A value that is not TOML (``../data``) is a string.
+
+    >>> override({"train": {"epochs": 1}}, ["train.epochs=2", "data.dir=../x", "model.top=[8]"])
+    {'train': {'epochs': 2}, 'data': {'dir': '../x'}, 'model': {'top': [8]}}
+    """
+    changed = copy.deepcopy(dict(table))
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        *sections, key = parts = name.strip().split(".")
+        if not equals or not all(parts):
+            raise ConfigError(f"--set {assignment!r}: expected section.key=value")
+        inner = changed
+        for section in sections:
+            inner = inner.setdefault(section, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(f"--set {assignment!r}: {section!r} is no section")
+        inner[key] = _parse_value(text.strip())
+    return changed
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return parsed["value"] if len(parsed) == 1 else text
+
+
+def parse(cls: type[T], table: Mapping[str, Any], source: str) -> T:
+    """Makes a dataclass of a table.
+
+    Args:
+        cls: a dataclass; its fields may be str, int, float, bool, Literal, tuple[X, ...],
+            dict[str, X], dataclasses, X | None, or `one_of` several classes.
+        table: as `read_toml` returns it.
+        source: named in errors, such as the file.
+
+    Raises:
+        ConfigError: an unknown or missing key, or a value of a wrong type or range.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Model:
+    ...     top: tuple[int, ...] = (64,)
+    >>> parse(Model, {"top": [8, 4]}, "run.toml")
+    Model(top=(8, 4))
+    """
+    result: T = _dataclass(cls, table, _Where(source))
+    return result
+
+
+@dataclasses.dataclass(frozen=True)
+class _Where:
+    source: str
+    path: tuple[str, ...] = ()
+
+    def __truediv__(self, key: str | int) -> _Where:
+        return _Where(self.source, (*self.path, str(key)))
+
+    def error(self, text: str) -> ConfigError:
+        name = ".".join(self.path)
+        return ConfigError(f"{self.source}: {name}: {text}" if name else f"{self.source}: {text}")
+
+    def expected(self, what: str, got: object) -> ConfigError:
+        return self.error(f"expected {what}, got {got!r} ({_kind_of_toml(got)})")
+
+
+def _value(hint: Any, value: Any, where: _Where) -> Any:
+    """A value of the type ``hint``."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        chosen = next((note for note in args[1:] if isinstance(note, OneOf)), None)
+        return _chosen(chosen, value, where) if chosen else _value(args[0], value, where)
+    if hint is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        return _union(args, value, where)
+    if origin is Literal:
+        if value not in args:
+            raise where.error(
+                f"expected one of {_listed(args)}{_meant(value, args)}, got {value!r}"
+            )
+        return value
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise where.expected(_describe(hint), value)
+        return tuple(_value(args[0], item, where / i) for i, item in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise where.expected(_describe(hint), value)
+        return {key: _value(args[1], item, where / key) for key, item in value.items()}
+    if dataclasses.is_dataclass(hint):
+        return _dataclass(hint, value, where)
+    return _scalar(hint, value, where)
+
+
+def _scalar(hint: Any, value: Any, where: _Where) -> Any:
+    if hint is float and type(value) is int:
+        return float(value)
+    # bool is an int in Python, but 1 is not true in TOML.
+    if type(value) is not hint:
+        raise where.expected(_describe(hint), value)
+    if hint is float and not math.isfinite(value):
+        raise where.expected("a finite number", value)
+    return value
+
+
+def _union(args: Sequence[Any], value: Any, where: _Where) -> Any:
+    """The first alternative that takes the value; callables cannot be written in TOML."""
+    options = [a for a in args if a is not type(None) and _describe(a)]
+    errors = []
+    for option in options:
+        try:
+            return _value(option, value, where)
+        except ConfigError as error:
+            errors.append(error)
+    if len(options) == 1:
+        raise errors[0]
+    raise where.expected(" or ".join(map(_describe, options)), value)
+
+
+def _chosen(chosen: OneOf, value: Any, where: _Where) -> Any:
+    if not isinstance(value, Mapping):
+        raise where.expected("a table with a key 'kind'", value)
+    rest = dict(value)
+    if "kind" not in rest:
+        raise where.error(f"needs a key 'kind', one of {_listed(chosen.classes)}")
+    kind = _value(Literal[tuple(chosen.classes)], rest.pop("kind"), where / "kind")
+    return _dataclass(chosen.classes[kind], rest, where)
+
+
+def _dataclass(cls: Any, value: Any, where: _Where) -> Any:
+    if not isinstance(value, Mapping):
+        raise where.expected("a table", value)
+    hints = typing.get_type_hints(cls, include_extras=True)
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
+    for key in value:
+        if key not in fields:
+            near = _meant(key, fields)
+            raise (where / key).error(f"unknown key{near}; known: {_listed(fields)}")
+    for name, field in fields.items():
+        no_default = field.default is field.default_factory is dataclasses.MISSING
+        if no_default and name not in value:
+            raise (where / name).error(f"is missing, expected {_describe(hints[name])}")
+    given = {key: _value(hints[key], item, where / key) for key, item in value.items()}
+    try:
+        return cls(**given)
+    except (ValueError, TypeError) as error:
+        raise where.error(str(error)) from error
+
+
+def to_table(config: Any) -> Table:
+    """The table that `parse` would make ``config`` of; None is left out."""
+    hints = typing.get_type_hints(type(config), include_extras=True)
+    return {
+        field.name: _plain(hints[field.name], value)
+        for field in dataclasses.fields(config)
+        if field.init and (value := getattr(config, field.name)) is not None
+    }
+
+
+def _plain(hint: Any, value: Any) -> Any:
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        # Only X | None holds anything that needs its declaration.
+        hint = typing.get_args(hint)[0]
+    args = typing.get_args(hint)
+    if typing.get_origin(hint) is Annotated:
+        chosen = next((note for note in args[1:] if isinstance(note, OneOf)), None)
+        return {"kind": chosen.kind_of(value), **to_table(value)} if chosen else value
+    if isinstance(value, tuple | list):
+        return [_plain(args[0] if args else Any, item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(args[1], item) for key, item in value.items()}
+    return to_table(value) if dataclasses.is_dataclass(value) else value
+
+
+_DESCRIPTIONS: dict[Any, str] = {
+    str: "a string",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+}
+
+
+def _describe(hint: Any) -> str:
+    """A type in words; empty for what TOML cannot hold."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint in _DESCRIPTIONS:
+        return _DESCRIPTIONS[hint]
+    if origin is Annotated or origin is dict or dataclasses.is_dataclass(hint):
+        return "a table"
+    if origin is tuple:
+        return f"a list, each item {_describe(args[0])}"
+    if origin is Literal:
+        return f"one of {_listed(args)}"
+    if origin in (Union, types.UnionType):
+        return " or ".join(filter(None, map(_describe, args)))
+    return ""
+
+
+def _kind_of_toml(value: object) -> str:
+    if isinstance(value, bool):
+        return "a boolean"
+    names = {str: "a string", int: "an integer", float: "a number", list: "a list", dict: "a table"}
+    return names.get(type(value), type(value).__name__)
+
+
+def _listed(names: Iterable[object]) -> str:
+    return ", ".join(map(str, names)) or "none"
+
+
+def _meant(name: object, known: Iterable[object]) -> str:
+    near = difflib.get_close_matches(str(name), list(map(str, known)), 1, cutoff=0.6)
+    return f", did you mean {near[0]!r}?" if near else ""
