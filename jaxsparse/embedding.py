@@ -341,11 +341,14 @@ class EmbeddingCollection:
 
     def check_ids(self, ids: PackedIds) -> None:
         """Raises where ids were packed by another collection."""
-        if not isinstance(ids, PackedIds) or ids.feature_names != tuple(self.feature_specs):
-            got = getattr(ids, "feature_names", type(ids).__name__)
+        rows = tuple(slab.rows_per_shard for slab in self.layout.slabs)
+        expected = (tuple(self.feature_specs), rows)
+        if not isinstance(ids, PackedIds):
+            raise TypeError(f"ids must be PackedIds, from pack, got {type(ids).__name__}")
+        if (ids.feature_names, ids.rows_per_shard) != expected:
             raise ValueError(
-                f"ids must come from this collection's pack (features "
-                f"{tuple(self.feature_specs)}), got {got}"
+                "ids must come from this collection's pack: (features, rows per shard of each "
+                f"slab) are {expected}, got {(ids.feature_names, ids.rows_per_shard)}"
             )
 
     def check_grads(self, ids: PackedIds, grads: Mapping[str, Any]) -> None:

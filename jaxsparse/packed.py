@@ -89,18 +89,20 @@ class PackedIds:
     """``[B', F]`` int32."""
     feature_names: tuple[str, ...]
     """Static: columns of ``lengths_by_feature``."""
+    rows_per_shard: tuple[int, ...]
+    """Static: R of each slab; ids addressed for one layout must not meet another."""
     host: HostFacts | None = None
     """None once the ids have passed through jit."""
 
-    def tree_flatten(self) -> tuple[tuple[Any, Any], tuple[str, ...]]:
+    def tree_flatten(self) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
         """Children and static part; ``host`` is left behind on purpose."""
-        return (self.slabs, self.lengths_by_feature), self.feature_names
+        static = (self.feature_names, self.rows_per_shard)
+        return (self.slabs, self.lengths_by_feature), static
 
     @classmethod
-    def tree_unflatten(cls, feature_names: tuple[str, ...], children: tuple[Any, Any]) -> PackedIds:
+    def tree_unflatten(cls, static: tuple[Any, Any], children: tuple[Any, Any]) -> PackedIds:
         """Inverse of `tree_flatten`."""
-        slabs, lengths = children
-        return cls(slabs, lengths, feature_names)
+        return cls(*children, *static)
 
     @property
     def padded_samples(self) -> int:
@@ -154,4 +156,5 @@ class PackedIds:
             slots = jax.tree.map(lambda _: whole, slab.value_slots)
             return dataclasses.replace(spec, value_slots=slots)
 
-        return PackedIds(tuple(map(slab_spec, self.slabs)), cut, self.feature_names)
+        spec: Any = (tuple(map(slab_spec, self.slabs)), cut)
+        return PackedIds(*spec, self.feature_names, self.rows_per_shard)

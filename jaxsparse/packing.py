@@ -264,4 +264,6 @@ def pack_arrays(
     shapes = choose_shapes(needs)
     packed = tuple(batch.pack(shape) for batch, shape in zip(batches, shapes, strict=True))
     host = HostFacts(num_samples, needs, ignored, num_values)
-    return PackedIds(packed, lengths, tuple(by_name), host)  # type: ignore[arg-type]
+    rows = tuple(slab.rows_per_shard for slab in slabs)
+    arrays: Any = (packed, lengths)
+    return PackedIds(*arrays, tuple(by_name), rows, host)
