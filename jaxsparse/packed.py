@@ -102,7 +102,9 @@ class PackedIds:
     @classmethod
     def tree_unflatten(cls, static: tuple[Any, Any], children: tuple[Any, Any]) -> PackedIds:
         """Inverse of `tree_flatten`."""
-        return cls(*children, *static)
+        slabs, lengths = children
+        names, rows = static
+        return cls(slabs, lengths, names, rows)
 
     @property
     def padded_samples(self) -> int:
@@ -156,5 +158,5 @@ class PackedIds:
             slots = jax.tree.map(lambda _: whole, slab.value_slots)
             return dataclasses.replace(spec, value_slots=slots)
 
-        spec: Any = (tuple(map(slab_spec, self.slabs)), cut)
-        return PackedIds(*spec, self.feature_names, self.rows_per_shard)
+        slabs = tuple(map(slab_spec, self.slabs))
+        return PackedIds(slabs, cut, self.feature_names, self.rows_per_shard)

@@ -265,5 +265,5 @@ def pack_arrays(
     packed = tuple(batch.pack(shape) for batch, shape in zip(batches, shapes, strict=True))
     host = HostFacts(num_samples, needs, ignored, num_values)
     rows = tuple(slab.rows_per_shard for slab in slabs)
-    arrays: Any = (packed, lengths)
-    return PackedIds(*arrays, tuple(by_name), rows, host)
+    shipped_later: Any = lengths
+    return PackedIds(packed, shipped_later, tuple(by_name), rows, host)
