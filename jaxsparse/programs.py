@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxsparse.local import Residuals
@@ -112,7 +113,10 @@ def weight_grads(
     specs = (_residuals_spec(emb, residuals), _cut(emb))
     by_slab = _on_mesh(emb, emb.local.weight_grads, specs, _cut(emb))(residuals, grads)
     return {
+        # A buffer is empty where padding was all there was; XLA gathers nothing from nothing.
         name: values.at[slots].get(mode="fill", fill_value=0)
+        if values.size
+        else jnp.zeros(slots.shape, jnp.float32)
         for ids, values in zip(residuals.ids.slabs, by_slab, strict=True)
         for name, slots in ids.value_slots.items()
     }

@@ -25,8 +25,9 @@ RULES = {
     "ftrl": {"beta": 1.0, "l1": 0.0, "l2": 0.0},
 }
 
-Id = collections.namedtuple("Id", "position key weight")
-"""An id that is looked up: its place in the user's flat values, its key, its weight."""
+Id = collections.namedtuple("Id", "position place key weight")
+"""An id that is looked up: its index in the user's flat values, its place in the bag's result (of
+use where there is no combiner), its key, its weight."""
 
 
 # ---- comparison -------------------------------------------------------------------------------
@@ -78,8 +79,11 @@ def split_batch(entry):
     return bags, weights
 
 
-def looked_up(entry, *, padding_id=None, max_length=None, truncate="error"):
+def looked_up(entry, *, padding_id=None, max_length=None, truncate="error", keep_places=False):
     """The ids each bag looks up: padding removed, then cut to ``max_length``.
+
+    With ``keep_places`` padding before an id keeps its place, as without a combiner; otherwise
+    the gaps are closed. Padding behind the last id never counts.
 
     Returns:
         One list of `Id` per bag, and the number of the user's values (padding included).
@@ -88,17 +92,17 @@ def looked_up(entry, *, padding_id=None, max_length=None, truncate="error"):
     result, position = [], 0
     for bag, bag_weights in zip(bags, weights, strict=True):
         ids = []
-        for key, weight in zip(bag, bag_weights, strict=True):
+        for place, (key, weight) in enumerate(zip(bag, bag_weights, strict=True)):
             if padding_id is None or key != padding_id:
-                ids.append(Id(position, key, float(weight)))
+                ids.append(Id(position, place if keep_places else len(ids), key, float(weight)))
             position += 1
-        if max_length is not None and len(ids) > max_length:
-            if truncate == "head":
-                ids = ids[:max_length]
-            elif truncate == "tail":
-                ids = ids[len(ids) - max_length :]
-            else:
-                raise ValueError(f"a bag of {len(ids)} ids, max_length {max_length}")
+        length = ids[-1].place + 1 if ids else 0
+        if max_length is not None and length > max_length:
+            if truncate == "error":
+                raise ValueError(f"a bag of {length} ids, max_length {max_length}")
+            first = length - max_length if truncate == "tail" else 0
+            ids = [id_._replace(place=id_.place - first) for id_ in ids]
+            ids = [id_ for id_ in ids if 0 <= id_.place < max_length]
         result.append(ids)
     return result, position
 
@@ -114,11 +118,11 @@ def pooled_lookup(entry, rows, dim, combiner="sum", max_length=None, **options):
     Returns:
         The values and the sums of the absolute terms, both float64.
     """
-    bags, _ = looked_up(entry, max_length=max_length, **options)
+    bags, _ = looked_up(entry, max_length=max_length, keep_places=combiner is None, **options)
     shape = (len(bags), dim) if combiner else (len(bags), max_length, dim)
     value, absolute = np.zeros(shape), np.zeros(shape)
     for b, ids in enumerate(bags):
-        for i, (_, key, weight) in enumerate(ids):
+        for _, i, key, weight in ids:
             at = b if combiner else (b, i)
             scale = combiner_scale(combiner, len(ids)) if combiner else 1.0
             value[at] += scale * weight * rows[key]
@@ -128,10 +132,10 @@ def pooled_lookup(entry, rows, dim, combiner="sum", max_length=None, **options):
 
 def pooled_row_grads(entry, grad, dim, combiner="sum", max_length=None, **options):
     """Gradient of each key's row, summed over its occurrences: ``{key: (sum [D], abs [D])}``."""
-    bags, _ = looked_up(entry, max_length=max_length, **options)
+    bags, _ = looked_up(entry, max_length=max_length, keep_places=combiner is None, **options)
     result = {}
     for b, ids in enumerate(bags):
-        for i, (_, key, weight) in enumerate(ids):
+        for _, i, key, weight in ids:
             scale = combiner_scale(combiner, len(ids)) if combiner else 1.0
             term = scale * weight * np.asarray(grad[b] if combiner else grad[b][i], np.float64)
             total, absolute = result.get(key, (np.zeros(dim), np.zeros(dim)))
@@ -144,10 +148,12 @@ def pooled_weight_grads(entry, grad, rows, combiner="sum", max_length=None, **op
 
     Padding and ids cut off get 0.
     """
-    bags, num_values = looked_up(entry, max_length=max_length, **options)
+    bags, num_values = looked_up(
+        entry, max_length=max_length, keep_places=combiner is None, **options
+    )
     value, absolute = np.zeros(num_values), np.zeros(num_values)
     for b, ids in enumerate(bags):
-        for i, (position, key, _) in enumerate(ids):
+        for position, i, key, _ in ids:
             scale = combiner_scale(combiner, len(ids)) if combiner else 1.0
             out = np.asarray(grad[b] if combiner else grad[b][i], np.float64)
             for d in range(len(out)):

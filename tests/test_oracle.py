@@ -68,6 +68,16 @@ def test_padding_goes_before_truncation():
         oracle.pooled_lookup(bags, ROWS, 2, "sum", **options)
 
 
+def test_unpooled_padding_keeps_its_place():
+    options = {"padding_id": 9, "max_length": 2}
+    value, _ = oracle.pooled_lookup([[9, 5, 9], [0, 9]], ROWS, 2, None, **options)
+    assert value.tolist() == [[[0, 0], [3, 4]], [[1, -2], [0, 0]]]
+    head, _ = oracle.pooled_lookup([[5, 9, 0]], ROWS, 2, None, truncate="head", **options)
+    tail, _ = oracle.pooled_lookup([[5, 9, 0]], ROWS, 2, None, truncate="tail", **options)
+    assert head.tolist() == [[[3, 4], [0, 0]]]
+    assert tail.tolist() == [[[0, 0], [1, -2]]]
+
+
 def test_row_grads_sum_all_occurrences():
     entry = ([[0, 5, 0], [5]], [[1.0, 2.0, 1.0], [-1.0]])
     grads = oracle.pooled_row_grads(entry, [[3.0, 6.0], [1.0, 1.0]], 2, "mean")
