@@ -3,6 +3,8 @@
 
 from jaxsparse.data.arrays import ArrayDataset, from_arrays
 from jaxsparse.data.batch import Batch
+from jaxsparse.data.files import from_files, read_files
+from jaxsparse.data.schema import ColumnSchema, DataError, FeatureColumn
 from jaxsparse.data.synthetic import (
     SyntheticConfig,
     SyntheticField,
@@ -12,8 +14,13 @@ from jaxsparse.data.synthetic import (
 __all__ = [
     "ArrayDataset",
     "Batch",
+    "ColumnSchema",
+    "DataError",
+    "FeatureColumn",
     "SyntheticConfig",
     "SyntheticField",
     "from_arrays",
+    "from_files",
+    "read_files",
     "synthetic_click_log",
 ]
