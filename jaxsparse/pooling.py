@@ -89,7 +89,7 @@ def row_gradients(grads: Activations, slab: SlabIds, ids: PackedIds, specs: Spec
         else:
             grad = grad * _bag_scale(ids, specs[name])
             grad = jnp.broadcast_to(grad[:, None], (samples, width, grad.shape[-1]))
-        parts.append(grad.reshape(samples * width, -1))
+        parts.append(grad.reshape(samples * width, grad.shape[-1]))
     if slab.ragged:
         per_id = _bag_gradients(grads, slab, ids, specs)
         parts.append(per_id if slab.weights is None else per_id * slab.weights[:, None])
