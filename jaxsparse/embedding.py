@@ -24,7 +24,7 @@ from jaxsparse.packing import bag_width, pack_arrays
 from jaxsparse.planner import Plan, load_of, plan
 from jaxsparse.pooling import Activations
 from jaxsparse.row_grads import RowGrads
-from jaxsparse.specs import Exchange, FeatureSpec, TableSpec
+from jaxsparse.specs import Exchange, FeatureSpec, TableSpec, is_positive_int
 from jaxsparse.state import EmbeddingState, state_spec
 
 READ_ROWS = 1 << 16
@@ -74,11 +74,13 @@ class EmbeddingCollection:
         if twice:
             raise ValueError(f"EmbeddingCollection: feature names must be unique, twice: {twice}")
         for feature in self.features:
-            if self.tables[feature.table.name] != feature.table:
+            first, other = self.tables[feature.table.name], feature.table
+            # Rules may leave the rate out of comparison.
+            same_rate = first.optimizer.learning_rate == other.optimizer.learning_rate
+            if first != other or not same_rate:
                 raise ValueError(
                     f"EmbeddingCollection: two different tables are named "
-                    f"{feature.table.name!r}: {self.tables[feature.table.name]} "
-                    f"and {feature.table}"
+                    f"{other.name!r}: {first} and {other}"
                 )
 
     @functools.cached_property
@@ -214,6 +216,7 @@ class EmbeddingCollection:
             Activations float32 by feature, ``[B', D]`` or ``[B', max_length, D]``, cut over the
             mesh by sample; and residuals for `update`.
         """
+        self.check_ids(ids)
         acts, asked, vectors = programs.lookup(self, state, ids)
         return acts, Residuals(ids, asked, vectors)
 
@@ -304,7 +307,7 @@ class EmbeddingCollection:
             where = int(first[int(counts.argmax())])
             raise ValueError(
                 f"write {table!r}: {counts.max()} keys address one row, the first is "
-                f"{np.asarray(keys).reshape(-1)[where]!r}; write each row once"
+                f"{np.asarray(keys)[where : where + 1].tolist()[0]!r}; write each row once"
             )
         index = self._slab_index(table)
         slab = state.slabs[index]
@@ -373,6 +376,8 @@ class EmbeddingCollection:
         if isinstance(rung, Ladder):
             return rung.shapes
         capacity = self.exchange.capacity if rung is None else rung
+        if capacity is not None and not is_positive_int(capacity):
+            raise ValueError(f"rung must be a positive int, a Ladder or None, got {capacity!r}")
 
         def choose(needs: tuple[SlabNeed, ...]) -> tuple[SlabShape, ...]:
             if capacity is None:

@@ -61,6 +61,12 @@ def assert_trees_equal(got: Any, want: Any) -> None:
     want_leaves, want_tree = jax.tree_util.tree_flatten_with_path(want)
     assert str(got_tree) == str(want_tree), f"trees differ: {got_tree} and {want_tree}"
     for (path, g), (_, w) in zip(got_leaves, want_leaves, strict=True):
-        g, w = np.asarray(g), np.asarray(w)
+        g, w = _as_numpy(g), _as_numpy(w)
         same = g.shape == w.shape and g.dtype == w.dtype and g.tobytes() == w.tobytes()
         assert same, f"leaf {jax.tree_util.keystr(path)} differs"
+
+
+def _as_numpy(leaf: Any) -> np.ndarray[Any, Any]:
+    """The leaf's values; a typed PRNG key as the integers it is made of."""
+    is_key = hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
