@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training: the step, the loop around it, metrics, callbacks and reports."""
 
-from jaxsparse.train.batches import PackedBatch
+from jaxsparse.train.batches import Dataset, PackedBatch
 from jaxsparse.train.callbacks import Callback, FitEvent, KeepBest
 from jaxsparse.train.metrics import BinaryMetrics, StreamingAUC
 from jaxsparse.train.report import FitResult
 from jaxsparse.train.state import TrainState, copy_state
 from jaxsparse.train.step import StepProgram, sum_grads
-from jaxsparse.train.trainer import Dataset, Trainer
+from jaxsparse.train.trainer import Trainer
 
 __all__ = [
     "BinaryMetrics",

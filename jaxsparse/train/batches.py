@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import jax
 import numpy as np
@@ -18,6 +19,14 @@ from jaxsparse.ladder import Ladder
 from jaxsparse.packed import PackedIds
 
 OnBadSample = Literal["error", "skip", "drop"]
+
+
+class Dataset(Protocol):
+    """Anything that yields batches each time it is iterated."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        """One pass over the data."""
+        ...
 
 
 @partial(
@@ -115,3 +124,8 @@ def _pad(values: npt.NDArray[Any], size: int) -> npt.NDArray[np.float32]:
     padded = np.zeros((size, *np.shape(values)[1:]), np.float32)
     padded[: len(values)] = values
     return padded
+
+
+def unpad(tree: Any, num_samples: int) -> Any:
+    """Arrays on the host, cut to the real samples."""
+    return jax.tree.map(lambda x: np.asarray(x)[:num_samples], tree)

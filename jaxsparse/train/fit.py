@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop of `Trainer.fit`: batches in, rows of history out."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxsparse.data.batch import Batch
+from jaxsparse.embedding import EmbeddingCollection
+from jaxsparse.ladder import Ladder
+from jaxsparse.train.batches import Dataset, OnBadSample, PackedBatch, admit, pack_batch, unpad
+from jaxsparse.train.callbacks import Callback, FitEvent
+from jaxsparse.train.report import Reporter, Window
+from jaxsparse.train.state import TrainState, device_bytes
+from jaxsparse.train.step import StepProgram, train_step
+
+
+@dataclasses.dataclass
+class FitLoop:
+    """What changes while `Trainer.fit` runs; one object a call.
+
+    The step in flight is waited for only when the next batch is packed, so that host and device
+    work side by side; `done` counts dispatched steps and is taken back where one was not finite.
+    """
+
+    program: StepProgram
+    emb: EmbeddingCollection
+    ladder: Ladder
+    on_bad_sample: OnBadSample
+    evaluate: Callable[[TrainState, Dataset], dict[str, Any]]
+    state: TrainState
+    reporter: Reporter
+    callbacks: Sequence[Callback]
+    eval_dataset: Dataset | None
+    eval_every: int | None
+    log_every: int
+
+    def __post_init__(self) -> None:
+        """Starts at the state's step."""
+        self.window = Window()
+        self.done = int(self.state.step)
+        self.pending: tuple[Batch, dict[str, Any]] | None = None
+        self.last_end = time.perf_counter()
+        self.evaluated_at = -1
+        self.stopped = False
+
+    def run(self, dataset: Dataset, steps: int | None, epochs: int | None) -> None:
+        """Trains to global step ``steps``, or for ``epochs`` passes."""
+        epoch = 0
+        while not self.stopped and not self._reached(steps) and epoch != epochs:
+            started_at = self.done
+            self._one_epoch(dataset, steps)
+            epoch += 1
+            if self.done == started_at and not self.stopped and not self._reached(steps):
+                raise ValueError("fit: a pass over the dataset made no step; is it empty?")
+            if self.eval_every is None:
+                self._evaluate()
+        if self.window.step_ms:
+            self._log()
+        self._evaluate()
+
+    def _reached(self, steps: int | None) -> bool:
+        return steps is not None and self.done >= steps
+
+    def _one_epoch(self, dataset: Dataset, steps: int | None) -> None:
+        for batch in self._timed(dataset):
+            start = time.perf_counter()
+            packed = self._admit(batch)
+            self.window.input_ms += (time.perf_counter() - start) * 1e3
+            # The step before runs while this batch is packed; only now is it waited for.
+            self._finish_pending()
+            if packed is None:
+                continue
+            batch, device_batch = packed
+            self.state, outcome = train_step(self.program, self.state, device_batch)
+            self.pending = (batch, outcome)
+            self.done += 1
+            if self._due(steps):
+                self._finish_pending()
+                if self.done and self.done % self.log_every == 0:
+                    self._log()
+                if self.eval_every is not None and self.done % self.eval_every == 0:
+                    self._evaluate()
+            if self.stopped or self._reached(steps):
+                break
+        self._finish_pending()
+
+    def _due(self, steps: int | None) -> bool:
+        every = [self.log_every, *([self.eval_every] if self.eval_every else [])]
+        return self._reached(steps) or any(self.done % n == 0 for n in every)
+
+    def _timed(self, dataset: Dataset) -> Iterator[Batch]:
+        """The dataset's batches, the time waited for them booked as input."""
+        batches = iter(dataset)
+        while True:
+            start = time.perf_counter()
+            batch = next(batches, None)
+            self.window.input_ms += (time.perf_counter() - start) * 1e3
+            if batch is None:
+                return
+            yield batch
+
+    def _admit(self, batch: Batch) -> tuple[Batch, PackedBatch] | None:
+        admitted = admit(batch, self.on_bad_sample)
+        if admitted is None:
+            self.window.skipped += 1
+            return None
+        return admitted, pack_batch(self.emb, admitted, self.ladder)
+
+    def _finish_pending(self) -> None:
+        """Waits for the step in flight and books its outcome."""
+        if self.pending is None:
+            return
+        batch, outcome = self.pending
+        self.pending = None
+        finite, loss = bool(outcome["finite"]), float(outcome["loss"])
+        now = time.perf_counter()
+        self.window.step_ms.append((now - self.last_end) * 1e3)
+        self.last_end = now
+        if not finite:
+            self.done -= 1
+            if self.on_bad_sample == "error":
+                raise FloatingPointError(
+                    f"step {self.done}: loss or gradients are not finite (loss {loss}) although "
+                    "the input is; the step changed nothing. Lower the learning rates, or set "
+                    "on_bad_sample='skip' to leave such batches out"
+                )
+            self.window.skipped += 1
+            return
+        weights = np.ones(batch.num_samples) if batch.weights is None else batch.weights
+        logits = unpad(outcome["logits"], batch.num_samples)
+        self.window.add(loss, logits, batch.labels, weights)
+        self.window.samples += batch.num_samples
+        self.reporter.advance(self.done)
+
+    def _log(self) -> None:
+        row = self.window.row(self.done, device_bytes(self.state))
+        self.window = Window()
+        self._tell("log", row)
+
+    def _evaluate(self) -> None:
+        if self.eval_dataset is None or self.evaluated_at == self.done:
+            return
+        self.evaluated_at = self.done
+        metrics = self.evaluate(self.state, self.eval_dataset)
+        self._tell("eval", {"kind": "eval", "step": self.done, **metrics})
+        self.last_end = time.perf_counter()
+
+    def _tell(self, kind: Any, row: dict[str, Any]) -> None:
+        self.reporter.add(row)
+        event = FitEvent(kind, self.done, row, self.state)
+        # Every callback is told, also when an earlier one asks to stop.
+        answers = [callback(event) for callback in self.callbacks]
+        self.stopped = self.stopped or any(bool(answer) for answer in answers)
