@@ -25,9 +25,14 @@ def _one_of(owner: str, field: str, value: object, allowed: tuple[object, ...]) 
         raise ValueError(f"{owner}: {field} must be one of {allowed}, got {value!r}")
 
 
-def _positive(owner: str, field: str, value: object) -> None:
+def is_positive_int(value: object) -> bool:
+    """Whether ``value`` is an int above 0; a bool is not."""
     is_int = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not is_int or value <= 0:  # type: ignore[operator]
+    return is_int and value > 0  # type: ignore[operator]
+
+
+def _positive(owner: str, field: str, value: object) -> None:
+    if not is_positive_int(value):
         raise ValueError(f"{owner}: {field} must be a positive int, got {value!r}")
 
 
