@@ -184,7 +184,7 @@ class EmbeddingCollection:
             features: by feature, ``[B]`` or ``[B, L]`` keys or a `Ragged`; exactly the
                 collection's features.
             rung: exchange capacity in rows per (source, owner); None takes the smallest that
-                fits (or the collection's fixed one), a `Ladder` the one it stays on.
+                fits, a `Ladder` the one it stays on; a collection's fixed one goes before both.
 
         Returns:
             Ids cut over the mesh; B is padded to a multiple of its size with empty bags.
@@ -218,7 +218,9 @@ class EmbeddingCollection:
         """
         self.check_ids(ids)
         acts, asked, vectors = programs.lookup(self, state, ids)
-        return acts, Residuals(ids, asked, vectors)
+        # jit sorts dicts by name; the declared order is the one `local.lookup` gives.
+        in_order = {spec.name: acts[spec.name] for spec in self.features}
+        return in_order, Residuals(ids, asked, vectors)
 
     def update(
         self,
@@ -373,26 +375,29 @@ class EmbeddingCollection:
             )
 
     def _shapes(self, rung: int | Ladder | None):  # type: ignore[no-untyped-def]
-        if isinstance(rung, Ladder):
-            return rung.shapes
-        capacity = self.exchange.capacity if rung is None else rung
+        ladder, given = (rung, None) if isinstance(rung, Ladder) else (None, rung)
+        capacity = self.exchange.capacity if given is None else given
         if capacity is not None and not is_positive_int(capacity):
             raise ValueError(f"rung must be a positive int, a Ladder or None, got {capacity!r}")
 
         def choose(needs: tuple[SlabNeed, ...]) -> tuple[SlabShape, ...]:
+            shapes = ladder.shapes(needs) if ladder else tuple(map(smallest_shape, needs))
             if capacity is None:
-                return tuple(smallest_shape(need) for need in needs)
+                return shapes
             for slab, need in zip(self.layout.slabs, needs, strict=True):
                 if need.rows > capacity:
                     raise ValueError(
                         f"rung {capacity} is below the need {need.rows} (rows per source and "
                         f"owner) of slab {slab.name!r}; pass a larger one, or None to choose it"
                     )
-            shapes = []
-            for need in needs:
-                ragged = bucket(need.ragged_ids)
-                shapes.append(SlabShape(ragged, min(capacity, max(1, need.fixed_ids + ragged))))
-            return tuple(shapes)
+            tops = [
+                max(1, need.fixed_ids + shape.ragged_ids)
+                for need, shape in zip(needs, shapes, strict=True)
+            ]
+            return tuple(
+                SlabShape(shape.ragged_ids, min(capacity, top))
+                for shape, top in zip(shapes, tops, strict=True)
+            )
 
         return choose
 

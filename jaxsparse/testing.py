@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxsparse.ragged import Ragged
@@ -68,5 +69,5 @@ def assert_trees_equal(got: Any, want: Any) -> None:
 
 def _as_numpy(leaf: Any) -> np.ndarray[Any, Any]:
     """The leaf's values; a typed PRNG key as the integers it is made of."""
-    is_key = hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    is_key = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(leaf) if is_key else leaf)

@@ -59,7 +59,7 @@ class PackedBatch:
 
 
 def bad_samples(batch: Batch) -> tuple[npt.NDArray[np.bool_], str]:
-    """Which samples hold a value that is not finite, and a description of the first.
+    """Which samples hold a value that is not finite or a negative weight; the first in words.
 
     Returns:
         ``[B]`` bool, and the text for an error message ("" where all are finite).
@@ -74,13 +74,15 @@ def bad_samples(batch: Batch) -> tuple[npt.NDArray[np.bool_], str]:
     for name, values in columns.items():
         if values is None:
             continue
-        finite = np.isfinite(np.asarray(values, np.float32))
-        if finite.all():
+        good = np.isfinite(np.asarray(values, np.float32))
+        if name == "weights":
+            good &= np.asarray(values) >= 0
+        if good.all():
             continue
-        where = tuple(int(i) for i in np.argwhere(~finite)[0])
+        where = tuple(int(i) for i in np.argwhere(~good)[0])
         column = f", column {where[1]}" if len(where) > 1 else ""
         first = first or f"{name} is {np.asarray(values)[where]} in sample {where[0]}{column}"
-        bad |= ~finite.reshape(batch.num_samples, -1).all(axis=1)
+        bad |= ~good.reshape(batch.num_samples, -1).all(axis=1)
     return bad, first
 
 
@@ -88,7 +90,7 @@ def admit(batch: Batch, on_bad_sample: OnBadSample) -> Batch | None:
     """The batch to train on under a policy; None when it is to be skipped.
 
     Raises:
-        ValueError: the batch is empty, or a value is not finite and the policy is ``"error"``.
+        ValueError: the batch is empty, or a sample is bad and the policy is ``"error"``.
     """
     if batch.num_samples == 0:
         raise ValueError("the batch has no samples; leave empty batches out of the dataset")

@@ -60,7 +60,7 @@ class FitLoop:
                 raise ValueError("fit: a pass over the dataset made no step; is it empty?")
             if self.eval_every is None:
                 self._evaluate()
-        if self.window.step_ms:
+        if self.window.step_ms or self.window.skipped:
             self._log()
         self._evaluate()
 

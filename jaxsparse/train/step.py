@@ -52,20 +52,42 @@ class StepProgram:
         """Logits of this device's samples and the model's new state."""
         keys, others = model_state
         model = nnx.merge(self.graphdef, params, keys, others, copy=True)
+        # Differentiation sorts dicts by name: models that go by order must see one order.
+        acts = {spec.name: acts[spec.name] for spec in self.emb.features}
         logits = model(acts, dense, train=train)
         _, _, others = nnx.state(model, nnx.Param, nnx.RngKey, ...)
         return logits, (keys, others)
 
     def losses(self, logits: Any, labels: Any) -> jax.Array:
         """Per-sample loss ``[b]``; summed over tasks where the model has several."""
+        tasks, labelled = _tasks_of(logits), _tasks_of(labels)
+        if tasks != labelled:
+            raise ValueError(f"the model returns logits for {tasks}, labels are for {labelled}")
         if not isinstance(logits, dict):
-            return self.loss(logits, labels)
-        if not isinstance(labels, dict) or set(labels) != set(logits):
-            tasks = sorted(labels) if isinstance(labels, dict) else "one array"
+            return self._task_losses("", logits, labels)
+        parts = [
+            self._task_losses(f" of task {task!r}", logits[task], labels[task]) for task in logits
+        ]
+        return sum(parts, jnp.float32(0))
+
+    def _task_losses(self, of_task: str, logits: jax.Array, labels: jax.Array) -> jax.Array:
+        """One task's losses; a shape that would broadcast is an error, not another result."""
+        if logits.shape != labels.shape:
             raise ValueError(
-                f"the model returns logits for tasks {sorted(logits)}, labels are {tasks}"
+                f"the model's logits{of_task} must have shape [b], one a sample: expected "
+                f"{list(labels.shape)}, got {list(logits.shape)}"
             )
-        return sum((self.loss(logits[task], labels[task]) for task in logits), jnp.float32(0))
+        losses = self.loss(logits, labels)
+        if losses.shape != labels.shape:
+            raise ValueError(
+                f"the loss{of_task} must have shape [b], one a sample: expected "
+                f"{list(labels.shape)}, got {list(losses.shape)}; leave the mean to the trainer"
+            )
+        return losses
+
+
+def _tasks_of(columns: Any) -> str:
+    return f"the tasks {sorted(columns)}" if isinstance(columns, dict) else "one unnamed task"
 
 
 def _local_step(

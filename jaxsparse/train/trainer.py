@@ -62,7 +62,8 @@ class Trainer:
             link: from logits to what `predict` returns.
             reduce_grads: ``(dense gradients, mesh axes) -> gradients``: the sum over devices.
             on_bad_sample: what happens to samples whose labels, weights or dense features are not
-                finite: ``"error"`` before the step, ``"drop"`` the samples, ``"skip"`` the batch.
+                finite, or whose weight is negative: ``"error"`` before the step, ``"drop"`` the
+                samples, ``"skip"`` the batch. `evaluate` does the same; `predict` does not look.
 
         Raises:
             ValueError: ``on_bad_sample`` is none of these.
@@ -87,9 +88,11 @@ class Trainer:
         Args:
             key: typed key; tables are drawn from it, dropout from a key folded from it.
         """
-        params, model_state = self._initial
+        params, (keys, others) = self._initial
+        rng = jax.random.fold_in(key, 1)
+        keys = jax.tree.map(lambda k: jax.random.fold_in(k, jax.random.bits(rng)), keys)
         opt_state = jax.jit(self.program.optimizer.init)(params)
-        whole = (jnp.int32(0), params, model_state, opt_state, jax.random.fold_in(key, 1))
+        whole = (jnp.int32(0), params, (keys, others), opt_state, rng)
         step, params, model_state, opt_state, rng = replicate(whole, self.emb.mesh)
         return TrainState(step, params, model_state, opt_state, self.emb.init(key), rng)
 
@@ -153,12 +156,17 @@ class Trainer:
             progress: show progress on stderr.
 
         Raises:
-            ValueError: neither or both of ``steps`` and ``epochs``, an empty dataset, bad input.
+            ValueError: neither or both of ``steps`` and ``epochs``, a count below 1, an empty
+                dataset, bad input.
             FloatingPointError: loss or gradients of finite input were not finite, under the
                 policy ``"error"``; the state was left as before that step.
         """
         if (steps is None) == (epochs is None):
             raise ValueError(f"fit: give steps or epochs, got steps={steps}, epochs={epochs}")
+        counts = {"epochs": epochs, "eval_every": eval_every, "log_every": log_every}
+        for name, count in counts.items():
+            if count is not None and count < 1:
+                raise ValueError(f"fit: {name} must be at least 1, got {count}")
         if state is None:
             state = self.init(jax.random.key(seed))
         path = None if metrics_path is None else Path(metrics_path)
@@ -184,16 +192,17 @@ class Trainer:
         """Metrics over a whole dataset; changes nothing.
 
         Returns:
-            ``loss`` (weighted mean), ``num_samples``, and for 0/1 labels ``auc``, ``logloss``,
-            ``ne``, ``calibration`` (with several tasks ``task/auc`` and so on).
+            ``loss`` (weighted mean), ``num_samples``, and where all labels are 0 or 1 ``auc``,
+            ``logloss``, ``ne``, ``calibration`` (with several tasks ``task/auc`` and so on).
 
         Raises:
             ValueError: the dataset is empty, or a batch is invalid.
         """
         metrics: dict[str, BinaryMetrics] = {}
+        not_binary: set[str] = set()
         loss_sum = weight_sum = 0.0
         num_samples = 0
-        for batch, logits, losses in self._forward(state, dataset):
+        for batch, logits, losses in self._forward(state, self._admitted(dataset)):
             weights = np.ones(len(losses)) if batch.weights is None else batch.weights
             loss_sum += float(np.sum(np.where(weights > 0, losses, 0) * weights))
             weight_sum += float(np.sum(weights))
@@ -201,10 +210,14 @@ class Trainer:
             for task, (scores, labels) in _by_task(logits, batch.labels).items():
                 if np.isin(labels, (0, 1)).all():
                     metrics.setdefault(task, BinaryMetrics()).update(scores, labels, weights)
+                else:
+                    not_binary.add(task)  # metrics of the other batches alone would mislead
         if num_samples == 0:
             raise ValueError("evaluate: the dataset has no samples")
         result: dict[str, Any] = {"loss": loss_sum / weight_sum, "num_samples": num_samples}
         for task, metric in metrics.items():
+            if task in not_binary:
+                continue
             prefix = f"{task}/" if task else ""
             result |= {f"{prefix}{name}": value for name, value in metric.result().items()}
         return result
@@ -222,6 +235,12 @@ class Trainer:
         if not parts:
             return np.empty(0, np.float32)
         return jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
+
+    def _admitted(self, dataset: Dataset) -> Iterator[Batch]:
+        """What the policy for bad samples leaves of the batches."""
+        for batch in dataset:
+            if batch.num_samples and (kept := admit(batch, self.on_bad_sample)) is not None:
+                yield kept
 
     def _forward(
         self, state: TrainState, dataset: Iterable[Batch]

@@ -149,9 +149,10 @@ class Sum(nnx.Module):
 DENSE_OPTIMIZER = optax.sgd(0.5)
 
 
-def trainer_on(devices, features, rows, **options):
+def trainer_on(devices, features, rows, exchange=None, **options):
     """A trainer of `Sum`, and its state with the given tables."""
-    emb = js.EmbeddingCollection(features, mesh=mesh_of(devices))
+    exchange = js.Exchange() if exchange is None else exchange
+    emb = js.EmbeddingCollection(features, mesh=mesh_of(devices), exchange=exchange)
     trainer = js.Trainer(Sum(), emb, optimizer=DENSE_OPTIMIZER, **options)
     state = trainer.init(jax.random.key(0))
     return trainer, dataclasses.replace(state, embeddings=state_of(emb, rows))
