@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from jaxsparse.initial_rows import init_slab
 from jaxsparse.local import Residuals
 from jaxsparse.packed import PackedIds
 from jaxsparse.pooling import Activations
 from jaxsparse.row_grads import RowGrads
-from jaxsparse.state import EmbeddingState, init_slab, read_rows, write_rows
+from jaxsparse.state import EmbeddingState, read_rows, write_rows
 
 if TYPE_CHECKING:
     from jaxsparse.embedding import EmbeddingCollection
@@ -44,7 +45,7 @@ def init_arrays(emb: EmbeddingCollection, key: jax.Array) -> Any:
 
     def local(key: jax.Array) -> Any:
         device = jax.lax.axis_index(emb.axes)
-        slabs = tuple(init_slab(key, slab, device) for slab in emb.layout.slabs)
+        slabs = tuple(init_slab(key, slab, device, emb.num_shards) for slab in emb.layout.slabs)
         slots = tuple(
             slab.optimizer.init_slots(slab.rows_per_shard, slab.dim) if slab.trainable else {}
             for slab in emb.layout.slabs

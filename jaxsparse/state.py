@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`EmbeddingState`, and how its rows are made, found, read and written on the mesh."""
+"""`EmbeddingState`, and how its rows are found, read and written on the mesh."""
 
 from __future__ import annotations
 
 import dataclasses
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +13,11 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxsparse.layout import Layout, SlabLayout, TableBlock
+from jaxsparse.layout import Layout, SlabLayout
 from jaxsparse.optimizers import Slots
 
 if TYPE_CHECKING:
     from jaxsparse.embedding import EmbeddingCollection
-
-INIT_ROWS = 1 << 15
-"""Rows drawn at a time by `init`: bounds its temporaries (8 MiB a draw at D = 64)."""
 
 
 @partial(
@@ -70,56 +66,6 @@ def state_spec(
         slots=tuple({name: cut for name in names} for cut, names in zip(cuts, slots, strict=True)),
         learning_rates=rates,
     )
-
-
-def init_slab(key: jax.Array, slab: SlabLayout, device: jax.Array) -> jax.Array:
-    """This device's part ``[R, D]`` of a slab.
-
-    A row is drawn from ``fold_in(table key, position)``, 64 bits of position as two words, so its
-    value depends on (key, table name, position) alone: not on the mesh, the placement or the
-    tables beside it. Rows that belong to no id stay 0.
-    """
-    part = jnp.zeros((slab.rows_per_shard, slab.dim), slab.dtype)
-    for block in slab.tables:
-        part = _init_block(key, slab, block, device, part)
-    return part
-
-
-def _init_block(
-    key: jax.Array, slab: SlabLayout, block: TableBlock, device: jax.Array, part: jax.Array
-) -> jax.Array:
-    table_key = jax.random.fold_in(key, crc32(block.spec.name.encode()))
-    chunk = min(INIT_ROWS, block.rows)
-    present = jnp.bool_(True) if block.shard is None else device == block.shard
-    low, high = _first_position(block, device)
-
-    def draw(low_word: jax.Array, high_word: jax.Array) -> jax.Array:
-        row_key = jax.random.fold_in(jax.random.fold_in(table_key, high_word), low_word)
-        return block.spec.initializer(row_key, (slab.dim,), slab.dtype)
-
-    def write(index: jax.Array, part: jax.Array) -> jax.Array:
-        row = index * chunk + jnp.arange(chunk, dtype=jnp.int32)
-        row_low = low + row.astype(jnp.uint32)
-        row_high = high + (row_low < low).astype(jnp.uint32)
-        values = jax.vmap(draw)(row_low, row_high)
-        target = jnp.where((row < block.rows) & present, block.offset + row, slab.rows_per_shard)
-        return part.at[target].set(values, mode="drop")
-
-    filled: jax.Array = lax.fori_loop(0, -(-block.rows // chunk), write, part)
-    return filled
-
-
-def _first_position(block: TableBlock, device: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Low and high word of the position of the block's first row on this device."""
-    if block.placement != "sharded":
-        return jnp.uint32(0), jnp.uint32(0)
-    num_devices = -(-block.addressing.num_positions // block.rows)
-    first = np.arange(max(num_devices, 1), dtype=np.uint64) * np.uint64(block.rows)
-    at = jnp.minimum(device, first.size - 1)
-    low = jnp.asarray((first & np.uint64(0xFFFFFFFF)).astype(np.uint32))[at]
-    high = jnp.asarray((first >> np.uint64(32)).astype(np.uint32))[at]
-    # Devices behind the last one with rows hold padding only: any position serves there.
-    return low, high
 
 
 def row_rates(
