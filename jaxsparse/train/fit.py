@@ -53,13 +53,16 @@ class FitLoop:
         """Trains to global step ``steps``, or for ``epochs`` passes."""
         epoch = 0
         while not self.stopped and not self._reached(steps) and epoch != epochs:
+            if epoch > 0 and self.eval_every is None:
+                self._evaluate()
+                if self.stopped:
+                    break
             started_at = self.done
             self._one_epoch(dataset, steps)
             epoch += 1
             if self.done == started_at and not self.stopped and not self._reached(steps):
                 raise ValueError("fit: a pass over the dataset made no step; is it empty?")
-            if self.eval_every is None:
-                self._evaluate()
+        # The last row comes before the last evaluation, as at any other step.
         if self.window.step_ms or self.window.skipped:
             self._log()
         self._evaluate()
@@ -82,7 +85,7 @@ class FitLoop:
             self.done += 1
             if self._due(steps):
                 self._finish_pending()
-                if self.done and self.done % self.log_every == 0:
+                if self._reached(steps) or (self.done and self.done % self.log_every == 0):
                     self._log()
                 if self.eval_every is not None and self.done % self.eval_every == 0:
                     self._evaluate()

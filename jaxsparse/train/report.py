@@ -44,7 +44,7 @@ class Window:
         if self._metrics is None or isinstance(logits, dict):
             self._metrics = None
             return
-        if not np.isin(labels, (0, 1)).all():
+        if not np.isin(labels[weights > 0], (0, 1)).all():
             self._metrics = None  # a regression: no AUC, no logloss
             return
         self._metrics.update(logits, labels, weights)

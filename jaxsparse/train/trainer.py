@@ -208,7 +208,7 @@ class Trainer:
             weight_sum += float(np.sum(weights))
             num_samples += int(np.sum(weights > 0))
             for task, (scores, labels) in _by_task(logits, batch.labels).items():
-                if np.isin(labels, (0, 1)).all():
+                if np.isin(labels[weights > 0], (0, 1)).all():
                     metrics.setdefault(task, BinaryMetrics()).update(scores, labels, weights)
                 else:
                     not_binary.add(task)  # metrics of the other batches alone would mislead
