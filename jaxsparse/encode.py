@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from jaxsparse.fingerprint import as_array
 from jaxsparse.hashing import Identity
 from jaxsparse.layout import TableBlock
 from jaxsparse.ragged import Ragged
@@ -52,13 +53,21 @@ def num_bags(feature: str, value: Any) -> int:
     """Samples in one feature's input; validates its type and rank."""
     if isinstance(value, Ragged):
         return value.num_bags
-    array = np.asarray(value)
+    array = _keys_of(feature, value)
     if array.ndim not in (1, 2):
         raise ValueError(
             f"feature {feature!r}: expected keys [B], [B, L] or a Ragged, "
             f"got an array of shape {array.shape}"
         )
     return int(array.shape[0])
+
+
+def _keys_of(feature: str, value: Any) -> npt.NDArray[Any]:
+    """An array as it is; Python lists without numpy's guesses, such as text for ``["a", 1]``."""
+    try:
+        return as_array(value)
+    except ValueError as error:
+        raise ValueError(f"feature {feature!r}: {error}") from error
 
 
 def encode(
@@ -91,7 +100,7 @@ def encode(
     if isinstance(value, Ragged):
         weights = _checked_weights(spec.name, value)
         return _encode_ragged(spec, codes_of, value.values, value.lengths, weights)
-    array = np.asarray(value)
+    array = _keys_of(spec.name, value)
     if array.ndim == 1:
         array = array[:, None]
     num_samples, width = array.shape

@@ -29,7 +29,7 @@ MIX_BLOCK = 8192
 """Keys mixed at a time: 64 KiB, within the small blocks that malloc reuses."""
 
 
-def _as_array(keys: Any) -> npt.NDArray[Any]:
+def as_array(keys: Any) -> npt.NDArray[Any]:
     """Wraps ``keys`` without letting numpy guess what Python sequences mean.
 
     ``np.asarray([1, 2**63])`` is float64 and loses digits, ``np.asarray(["a", 1])`` turns the 1
@@ -45,7 +45,7 @@ def _as_array(keys: Any) -> npt.NDArray[Any]:
         return np.fromiter(keys, object, 1).reshape(())
     if not any(issubclass(kind, list | tuple | np.ndarray) for kind in set(map(type, keys))):
         return np.fromiter(keys, object, len(keys))
-    rows = [_as_array(row).astype(object) for row in keys]
+    rows = [as_array(row).astype(object) for row in keys]
     if len({row.shape for row in rows}) > 1:
         raise ValueError("nested lists of keys must have equal lengths; use Ragged.from_lists")
     return np.stack(rows)
@@ -110,7 +110,7 @@ def _parse_objects(array: npt.NDArray[Any]) -> Flat:
 
 def parse_keys(keys: Any) -> tuple[npt.NDArray[Any], Flat]:
     """Returns the keys as an array, and flat: integers as their 64 bits, or Python strings."""
-    array = _as_array(keys)
+    array = as_array(keys)
     if array.size == 0:
         return array, np.zeros(0, np.uint64)
     if array.dtype.kind in "iu":

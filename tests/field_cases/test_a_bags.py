@@ -51,9 +51,7 @@ def test_a01_empty_bags_in_the_middle_and_at_the_end(devices):
         assert bits(layer.rows(name)[4]) == bits(rows[4])
 
 
-@pytest.mark.parametrize(
-    ("devices", "lengths"), [(1, [0]), (1, [0, 0, 0]), (4, [0, 0, 0])], ids=str
-)
+@pytest.mark.parametrize(("devices", "lengths"), [(1, [0]), (4, [0, 0, 0])], ids=str)
 def test_a02_a_batch_without_any_id_is_an_ordinary_step(devices, lengths):
     features = [
         js.FeatureSpec("mean", table(optimizer=js.Adagrad(0.1)), combiner="mean"),
@@ -147,7 +145,7 @@ def test_a05_fewer_samples_than_devices(devices):
 @on_1_and_4
 def test_a07_padding_alone_moves_no_optimizer(devices):
     rules = {"sgd": js.SGD(0.1), "adagrad": js.Adagrad(0.1), "adam": js.Adam(0.1)}
-    rules |= {"ftrl": js.Ftrl(0.1), "rowwise": js.RowwiseAdagrad(0.1)}
+    rules["ftrl"] = js.Ftrl(0.1)
     features = [
         js.FeatureSpec(name, table(name, optimizer=rule), combiner="mean", padding_id=0)
         for name, rule in rules.items()
@@ -208,7 +206,7 @@ def test_a12_weights_of_ids_have_gradients(devices):
             assert got[name][i] == pytest.approx(slope, rel=1e-5, abs=1e-6)
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4], ids=lambda n: f"mesh{n}")
+@pytest.mark.parametrize("devices", [2, 4], ids=lambda n: f"mesh{n}")
 def test_a13_mean_and_sum_features_over_cut_rows(devices):
     rng = np.random.default_rng(5)
     combiners = {"m1": "mean", "s1": "sum", "m2": "mean", "s2": "sum", "s3": "sum"}

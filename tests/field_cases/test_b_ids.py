@@ -192,6 +192,27 @@ def test_b14_the_container_of_a_key_does_not_choose_its_row(devices):
 
 
 @on_1_and_4
+def test_b14_lists_are_not_cast_before_they_are_looked_at(devices):
+    spec = table(rows=5000, dim=1, keys=js.Hashed())
+    emb = js.EmbeddingCollection([js.FeatureSpec("f", spec)], mesh=mesh_of(devices))
+    assert_trees_equal(
+        emb.pack({"f": [[1, 2], [3, 4]]}), emb.pack({"f": np.array([[1, 2], [3, 4]])})
+    )
+    assert_trees_equal(
+        emb.pack({"f": [1, 2**63]}), emb.pack({"f": np.array([1, 2**63], np.uint64)})
+    )
+    for keys, text in (
+        (["a", 1], "'f': keys mix integers and strings: 'a' at position 0 is a string"),
+        ([2, True], "'f': keys must be integers, str or bytes, got bool True at position 1"),
+        ([1, 2.0], "'f': keys must be integers, str or bytes, got float 2.0 at position 1"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            emb.pack({"f": keys})
+    with pytest.raises(ValueError, match=r"feature 'f': nested lists .* use Ragged.from_lists"):
+        emb.pack({"f": [[1, 2], [3]]})
+
+
+@on_1_and_4
 def test_b15_ids_never_trained_evaluate_with_their_initial_rows(devices):
     rows = np.random.default_rng(6).normal(size=(10, 2)).astype(np.float32)
     trainer, state = trainer_on(devices, [js.FeatureSpec("f", table())], {"t": rows})

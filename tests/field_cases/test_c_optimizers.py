@@ -336,3 +336,12 @@ def test_c21_a_step_that_is_not_finite_changes_no_bit(devices):
     state, outcome = trainer.step(state, batch)
     assert not bool(outcome["finite"])
     assert_trees_equal(jax.tree.map(np.array, (state.step, state.params, state.embeddings)), before)
+
+
+@on_1_and_4
+@pytest.mark.parametrize("rule", [js.SGD(0.5), js.Adam(0.1)], ids=["sgd", "adam"])
+def test_c21_a_disabled_update_changes_no_bit(devices, rule):
+    layer = Layer([js.FeatureSpec("f", table(optimizer=rule))], {"t": counting(10, 2)}, devices)
+    before = jax.tree.map(np.array, layer.state)
+    layer.step({"f": np.array([3, 4])}, {"f": np.nan}, enabled=False)
+    assert_trees_equal(jax.tree.map(np.array, layer.state), before)

@@ -27,11 +27,12 @@ from tests.field_cases.layers import (
 from tests.field_cases.networks import KEEP_GRADS, Tanh, assert_close, tanh_oracle
 
 
-def on_meshes(*meshes):
-    return pytest.mark.parametrize("devices", meshes, ids=lambda mesh: f"mesh{mesh}")
+def on_meshes(*meshes, slow=()):
+    cases = [*meshes, *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in slow)]
+    return pytest.mark.parametrize("devices", cases, ids=lambda mesh: f"mesh{mesh}")
 
 
-@on_meshes(1, 2, 3, 5, 7, 8)
+@on_meshes(1, 3, 8, slow=(2, 5, 7))
 def test_d01_rows_need_not_divide_by_the_devices(devices):
     emb = js.EmbeddingCollection([js.FeatureSpec("f", table(rows=4091))], mesh=mesh_of(devices))
     rows = counting(4091, 2)
@@ -90,7 +91,7 @@ def test_d03_a_batch_that_does_not_divide_by_the_devices(devices):
     np.testing.assert_allclose(table_rows(trainer, state).sum(axis=1), want, rtol=1e-6)
 
 
-@on_meshes(1, 2, 4, 8, (2, 2))
+@on_meshes(1, 4, 8, slow=(2, (2, 2)))
 def test_d04_gradients_are_those_of_the_global_mean(devices):
     rng = np.random.default_rng(7)
     rows = (rng.normal(size=(10, 2)) / 16).astype(np.float32)
@@ -125,7 +126,7 @@ def test_d04_gradients_are_those_of_the_global_mean(devices):
     assert_close(rows - table_rows(trainer, state), row_grads)
 
 
-@on_meshes((4, 2), (1, 4))
+@on_meshes((4, 2), slow=((1, 4),))
 def test_d05_nothing_is_counted_twice_on_two_axes(devices):
     rows = counting(100, 2)
     trainer, state = trainer_on(devices, [js.FeatureSpec("f", table(rows=100))], {"t": rows})
