@@ -113,6 +113,7 @@ class FitLoop:
         if admitted is None:
             self.window.skipped += 1
             return None
+        self.window.dropped += batch.num_samples - admitted.num_samples
         return admitted, pack_batch(self.emb, admitted, self.ladder)
 
     def _finish_pending(self) -> None:

@@ -32,6 +32,7 @@ class Window:
         self.input_ms = 0.0
         self.samples = 0
         self.skipped = 0
+        self.dropped = 0
         self._loss = 0.0
         self._weight = 0.0
         self._metrics: BinaryMetrics | None = BinaryMetrics()
@@ -63,6 +64,7 @@ class Window:
             "input_ms": self.input_ms / len(times),
             "device_bytes": device_bytes,
             "skipped_batches": self.skipped,
+            "dropped_samples": self.dropped,
         }
         if self._metrics is not None:
             row |= self._metrics.result()
