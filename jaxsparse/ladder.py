@@ -15,7 +15,10 @@ FACTOR = 1.25
 """Ratio of neighbouring sizes."""
 
 HEADROOM = 1.05
-"""Share of the need a `Ladder` reserves when it changes rungs: needs vary by 2-6 % a batch."""
+"""Factor on the need that a `Ladder` reserves when it changes rungs: needs vary by 2-6 %."""
+
+HEADROOM_DEVIATIONS = 2.0
+"""Reserved besides, in square roots of the need: that is how much small counts vary."""
 
 SLACK_BATCHES = 256
 """Batches in a row that must fit two rungs lower before a `Ladder` steps down."""
@@ -112,15 +115,18 @@ class Ladder:
         if not need.ragged_ids <= ragged <= FACTOR * need.ragged_ids:
             ragged = bucket(need.ragged_ids)
         self._ragged[slab] = ragged
-        top = need.fixed_ids + ragged
+        wanted = _roomy_rung(need, ragged)
         key = (slab, need.fixed_ids, ragged)
-        capacity = self._capacity.get(key)
-        if capacity is not None and need.rows * FACTOR**2 < capacity:
-            self._slack[key] = self._slack.get(key, 0) + 1
-        else:
-            self._slack[key] = 0
-        if capacity is None or need.rows > capacity or self._slack[key] > SLACK_BATCHES:
-            capacity = rung(need.rows * HEADROOM, top)
-            self._capacity[key] = capacity
-            self._slack[key] = 0
+        capacity = self._capacity.get(key, 0)
+        slack = self._slack.get(key, 0) + 1 if wanted * FACTOR**2 < capacity else 0
+        if need.rows > capacity or capacity == 0 or slack > SLACK_BATCHES:
+            capacity, slack = wanted, 0
+        self._capacity[key], self._slack[key] = capacity, slack
         return SlabShape(ragged, capacity)
+
+
+def _roomy_rung(need: SlabNeed, ragged_ids: int) -> int:
+    """The rung that batches like this one will need when they fill the id buffer."""
+    top = need.fixed_ids + ragged_ids
+    rows = need.rows * top / max(need.fixed_ids + need.ragged_ids, 1)
+    return rung(rows * HEADROOM + HEADROOM_DEVIATIONS * rows**0.5, top)
