@@ -21,6 +21,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union
 
+import numpy as np
+
 T = TypeVar("T")
 Table = dict[str, Any]
 
@@ -172,16 +174,18 @@ def _scalar(hint: Any, value: Any, where: _Where) -> Any:
 
 
 def _union(args: Sequence[Any], value: Any, where: _Where) -> Any:
-    """The first alternative that takes the value; callables cannot be written in TOML."""
+    """The alternative that takes the value; callables cannot be written in TOML."""
     options = [a for a in args if a is not type(None) and _describe(a)]
-    errors = []
+    tables = [a for a in options if _describe(a) == "a table"]
+    if isinstance(value, Mapping) and len(tables) == 1:
+        options = tables  # its own error says more than "expected a string or a table"
+    if len(options) == 1:
+        return _value(options[0], value, where)
     for option in options:
         try:
             return _value(option, value, where)
-        except ConfigError as error:
-            errors.append(error)
-    if len(options) == 1:
-        raise errors[0]
+        except ConfigError:
+            pass
     raise where.expected(" or ".join(map(_describe, options)), value)
 
 
@@ -226,6 +230,10 @@ def to_table(config: Any) -> Table:
 
 
 def _plain(hint: Any, value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, bytes):
+        return value.decode()
     if typing.get_origin(hint) in (Union, types.UnionType):
         # Only X | None holds anything that needs its declaration.
         hint = typing.get_args(hint)[0]

@@ -13,6 +13,7 @@ import pytest
 
 from jaxsparse.config import ConfigError, one_of, override, parse, read_toml, to_table
 from jaxsparse.config_text import to_toml
+from jaxsparse.hashing import Hashed
 from jaxsparse.optimizers import SGD, Adam
 
 
@@ -132,6 +133,27 @@ def test_a_union_of_scalars_names_all_alternatives() -> None:
     message = "x: size: expected an integer or one of auto, got 'much' (a string)"
     with pytest.raises(ConfigError, match=re.escape(message)):
         parse(Either, {"size": "much"}, "x")
+
+
+def test_a_table_beside_other_alternatives_names_its_own_fault() -> None:
+    from jaxsparse.data import ColumnSchema
+
+    message = "x: features.a.typ: unknown key, did you mean 'type'?; known: column, type, separator"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        parse(ColumnSchema, {"features": {"a": {"typ": "string"}}}, "x")
+    got = parse(ColumnSchema, {"features": {"a": "b", "c": {"type": "string"}}}, "x")
+    assert to_table(got)["features"] == {"a": "b", "c": {"type": "string"}}
+
+
+def test_hashed_keys_are_written_as_they_were_given() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Keys:
+        keys: Annotated[Any, one_of(hashed=Hashed)]
+
+    globals()["Keys"] = Keys
+    for exact in (["ü", "hat"], [2**63 - 1, 3]):
+        table = {"keys": {"kind": "hashed", "exact_keys": exact, "seed": 3}}
+        assert tomllib.loads(to_toml(to_table(parse(Keys, table, "x")))) == table
 
 
 def test_files_that_cannot_be_read(tmp_path: pathlib.Path) -> None:

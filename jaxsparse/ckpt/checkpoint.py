@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxsparse.ckpt.tables import abstract_tables, join_tables, split_tables
@@ -51,11 +52,7 @@ def save_state(path: str | Path, emb: EmbeddingCollection, state: Any) -> Path:
     final = Path(path).absolute()
     if final.exists():
         raise CheckpointError(f"{final}: exists; a checkpoint is never overwritten")
-    tree = {
-        "tables": split_tables(emb, state.embeddings),
-        "learning_rates": state.embeddings.learning_rates,
-        "dense": _dense_leaves(state),
-    }
+    tree = _saved_tree(emb, state)
     temporary = final.with_name(f"{final.name}.tmp-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -96,6 +93,29 @@ def restore_state(path: str | Path, emb: EmbeddingCollection, template: S) -> S:
     return _with_dense_leaves(template, tree["dense"], loaded)
 
 
+def state_leaves(emb: EmbeddingCollection, state: Any) -> dict[str, Any]:
+    """Every leaf as a numpy array by name, tables without padding: equal on every mesh.
+
+    The whole state is copied to the host.
+    """
+    leaves = {}
+    for name, leaf in _walk(_saved_tree(emb, state)):
+        array = np.asarray(leaf)
+        if name[0] == "tables":
+            slab, index = emb.layout.find(name[1])
+            array = array[: slab.tables[index].addressing.num_positions]
+        leaves["/".join(name)] = array
+    return leaves
+
+
+def _saved_tree(emb: EmbeddingCollection, state: Any) -> dict[str, Any]:
+    return {
+        "tables": split_tables(emb, state.embeddings),
+        "learning_rates": state.embeddings.learning_rates,
+        "dense": _dense_leaves(state),
+    }
+
+
 def _dense_leaves(state: Any) -> dict[str, Any]:
     """Every leaf but those of ``embeddings`` by its path; keys as their data."""
     return {name: _key_data(leaf) for name, leaf in _named_leaves(state)}
@@ -104,7 +124,9 @@ def _dense_leaves(state: Any) -> dict[str, Any]:
 def _named_leaves(state: Any) -> list[tuple[str, Any]]:
     rest = dataclasses.replace(state, embeddings=None)
     flat, _ = jax.tree_util.tree_flatten_with_path(rest)
-    return [(jax.tree_util.keystr(p, simple=True, separator="."), leaf) for p, leaf in flat]
+    named = [(jax.tree_util.keystr(p, simple=True, separator="."), leaf) for p, leaf in flat]
+    # nnx adds the name of its variables' only attribute.
+    return [(name.removesuffix(".value"), leaf) for name, leaf in named]
 
 
 def _with_dense_leaves(template: S, leaves: Mapping[str, Any], embeddings: Any) -> S:

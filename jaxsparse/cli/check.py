@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``jaxsparse check``: the same steps on one device and on many must give the same state."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from jaxsparse.ckpt import state_leaves
+from jaxsparse.cli.resolve import config_errors, make_collection, make_trainer, resolve
+from jaxsparse.cli.run_config import RunConfig, load_config
+from jaxsparse.cli.splits import check_files, load_split
+from jaxsparse.cli.tell import tell
+from jaxsparse.config import ConfigError
+from jaxsparse.data import Batch
+
+STEPS = 10
+TOLERANCE = 1e-3
+"""Of the largest change of a leaf. Rounding leaves about 1e-5; a lost or doubled id leaves .1."""
+
+Leaves = dict[str, npt.NDArray[Any]]
+
+
+def run_check(run: str | None, assignments: Sequence[str], tolerance: float) -> int:
+    """Prints the largest difference by leaf; returns 1 where one is above the tolerance."""
+    config, source = load_config(run, assignments)
+    with config_errors(source):
+        config = resolve(config, source)
+        check_files(config)
+        count = config.mesh.devices or len(jax.devices())
+        if count < 2:
+            raise ConfigError(
+                "check compares one device with several and only one is there; "
+                "--devices 4 forces four CPU devices"
+            )
+        embs = [make_collection(config, 1), make_collection(config)]
+        train = load_split(config, "train", embs[0].features)
+        assert train is not None, "every kind of data has a train split"
+    batches = list(itertools.islice(train.dataset, STEPS))
+    tell(f"{len(batches)} steps of {config.train.batch_size} on 1 and on {count} devices")
+    start, alone = _train(config, embs[0], batches)
+    _, together = _train(config, embs[1], batches)
+    differences = compare(start, alone, together)
+    return report(differences, tolerance, count)
+
+
+def _train(config: RunConfig, emb: Any, batches: Sequence[Batch]) -> tuple[Leaves, Leaves]:
+    """Leaves of the state before and after the batches."""
+    trainer = make_trainer(config, emb)
+    state = trainer.init(jax.random.key(config.run.seed))
+    start = state_leaves(emb, state)
+    for batch in batches:
+        state, _ = trainer.step(state, batch)
+    return start, state_leaves(emb, state)
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """Of one leaf."""
+
+    leaf: str
+    largest: float
+    """Largest absolute difference of its values."""
+    change: float
+    """Largest absolute change of its values by the steps."""
+
+    @property
+    def share(self) -> float:
+        """``largest / change``; inf where a leaf differs that did not change."""
+        if self.largest == 0:
+            return 0.0
+        return self.largest / self.change if self.change else float("inf")
+
+
+def compare(
+    start: Mapping[str, Any], alone: Mapping[str, Any], together: Mapping[str, Any]
+) -> list[Difference]:
+    """Differences of all leaves, the largest share first.
+
+    >>> start, one, two = ({"w": np.float32([x, 1.0])} for x in (0.0, 2.0, 2.5))
+    >>> compare(start, one, two)
+    [Difference(leaf='w', largest=0.5, change=2.0)]
+    """
+    differences = [
+        Difference(name, _largest(alone[name], together[name]), _largest(start[name], alone[name]))
+        for name in alone
+    ]
+    return sorted(differences, key=lambda d: -d.share)
+
+
+def _largest(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
+    if not a.size:
+        return 0.0
+    difference = np.abs(a.astype(np.float64) - b.astype(np.float64))
+    return float(np.where(np.isnan(difference), np.inf, difference).max())
+
+
+def report(differences: Sequence[Difference], tolerance: float, num_devices: int) -> int:
+    """Prints the table and the verdict; returns the exit code."""
+    width = max(len(d.leaf) for d in differences)
+    print(f"{'leaf':{width}}  {'difference':>10}  {'change':>10}  {'share':>8}")
+    for d in differences:
+        print(f"{d.leaf:{width}}  {d.largest:>10.2e}  {d.change:>10.2e}  {d.share:>8.1e}")
+    bad = [d.leaf for d in differences if not d.share <= tolerance]
+    verdict = f"differ by more than {tolerance:g} of their change: {', '.join(bad)}"
+    agreed = f"all {len(differences)} leaves agree within {tolerance:g} of their change"
+    print(f"1 and {num_devices} devices: {verdict if bad else agreed}")
+    return 1 if bad else 0

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments of the command ``jaxsparse``, its exit codes, and how errors are told."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import jax
+import tyro
+from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
+
+from jaxsparse.ckpt import CheckpointError
+from jaxsparse.cli.check import TOLERANCE, run_check
+from jaxsparse.cli.evaluate import run_eval
+from jaxsparse.cli.plan import run_plan
+from jaxsparse.cli.train import run_train
+from jaxsparse.config import ConfigError
+from jaxsparse.data import DataError
+
+DONE, FAILED, BAD_INPUT = 0, 1, 2
+
+RunFile = Positional[str | None]
+Assignments = Annotated[
+    tuple[tuple[str, ...], ...],
+    UseAppendAction,
+    arg(name="set", metavar="SECTION.KEY=VALUE ...", help="Instead of what the file says."),
+]
+Devices = Annotated[
+    int | None, arg(help="Force this many CPU devices instead of using the devices there are.")
+]
+Json = Annotated[bool, FlagCreatePairsOff, arg(help="Print the JSON line only.")]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+        argv: arguments without the command's name; default those of the process.
+
+    Returns:
+        0: done; 2: bad input or configuration, told in one message; 1: any other failure.
+
+    >>> main(["plan", "--set", "train.epoch=2"])
+    2
+    """
+    commands: dict[str, Any] = {"train": _train, "eval": _eval, "plan": _plan, "check": _check}
+    logging.getLogger("absl").setLevel(logging.ERROR)  # orbax tells of its every move
+    try:
+        done: int = tyro.extras.subcommand_cli_from_dict(
+            commands,
+            prog="jaxsparse",
+            description="Train recommendation models with huge embedding tables, exactly.",
+            args=sys.argv[1:] if argv is None else list(argv),
+        )
+        return done
+    except SystemExit as stop:  # --help and wrong arguments; tyro has told why
+        return stop.code if isinstance(stop.code, int) else FAILED
+    except (ConfigError, DataError, CheckpointError) as error:
+        print(f"jaxsparse: error: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except (FloatingPointError, KeyboardInterrupt) as error:
+        print(f"jaxsparse: failed: {error or 'interrupted'}", file=sys.stderr)
+        return FAILED
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception:
+        traceback.print_exc()
+        return FAILED
+
+
+def _train(
+    run: RunFile = None,
+    /,
+    assignments: Assignments = (),
+    run_dir: str | None = None,
+    devices: Devices = None,
+    json: Json = False,
+) -> int:
+    """Train a model; without RUN the built-in synthetic example.
+
+    Args:
+        run: The run's TOML.
+        run_dir: Folder of config, metrics and checkpoint; default runs/NAME, or NAME-2 and so on.
+    """
+    force_cpu_devices(devices)
+    return run_train(run, _flat(assignments), run_dir=run_dir, only_json=json)
+
+
+def _eval(
+    run_dir: Positional[str],
+    /,
+    assignments: Assignments = (),
+    devices: Devices = None,
+    json: Json = False,
+) -> int:
+    """Evaluate the final state of a run on its test (or valid) data.
+
+    Args:
+        run_dir: Folder that train left.
+    """
+    force_cpu_devices(devices)
+    return run_eval(run_dir, _flat(assignments), only_json=json)
+
+
+def _plan(run: RunFile = None, /, assignments: Assignments = (), devices: int | None = None) -> int:
+    """Print where the tables would go and their bytes by device; nothing is allocated.
+
+    Args:
+        run: The run's TOML; without it the built-in synthetic example.
+        devices: Plan for this many devices, which need not be there.
+    """
+    return run_plan(run, _flat(assignments), devices)
+
+
+def _check(
+    run: RunFile = None,
+    /,
+    assignments: Assignments = (),
+    devices: Devices = None,
+    tolerance: float = TOLERANCE,
+) -> int:
+    """Ten steps on one device and on all, and the largest difference by leaf.
+
+    Args:
+        run: The run's TOML; without it the built-in synthetic example.
+        tolerance: Largest difference allowed, as a share of the leaf's largest change.
+    """
+    force_cpu_devices(devices)
+    return run_check(run, _flat(assignments), tolerance)
+
+
+def force_cpu_devices(count: int | None) -> None:
+    """Makes jax show ``count`` CPU devices; has to come before its first computation.
+
+    Raises:
+        ConfigError: the count is not positive, or jax has started with fewer devices.
+    """
+    if count is None:
+        return
+    if count < 1:
+        raise ConfigError(f"--devices: must be >= 1, got {count}")
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+        jax.config.update("jax_platforms", "cpu")
+    except RuntimeError:
+        there = len(jax.devices())
+        if there < count:
+            raise ConfigError(
+                f"--devices: {count} asked for, but jax has started with {there}"
+            ) from None
+
+
+def _flat(assignments: tuple[tuple[str, ...], ...]) -> list[str]:
+    return [one for several in assignments for one in several]

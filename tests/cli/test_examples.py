@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shipped examples reach what they promise, with the commands of the README."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import time
+
+import pytest
+
+from jaxsparse.cli import main
+from jaxsparse.cli.run_config import SYNTHETIC
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+FRAPPE = pathlib.Path(os.environ.get("JAXSPARSE_FRAPPE", ROOT / "../shared/data/frappe"))
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_built_in_example_is_the_one_in_examples() -> None:
+    assert (EXAMPLES / "synthetic.toml").read_bytes() == SYNTHETIC.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["synthetic", "frappe"])
+def test_every_example_can_be_planned(name: str) -> None:
+    assert main(["plan", str(EXAMPLES / f"{name}.toml")]) == 0
+
+
+def test_frappe_without_its_data_names_the_missing_file(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["train", str(EXAMPLES / "frappe.toml"), "--set", "data.dir=nowhere"]
+    assert main(command) == 2
+    missing = pathlib.Path.cwd() / "nowhere" / "train.csv.gz"
+    assert capsys.readouterr().err == f"jaxsparse: error: {missing}: no such file (data.train)\n"
+
+
+@pytest.mark.slow
+def test_synthetic_comes_within_a_hundredth_of_the_best_auc(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["train", str(EXAMPLES / "synthetic.toml"), "--set", "mesh.devices=1"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["best_auc"] >= 0.78
+    assert result["best_auc"] - 0.01 <= result["auc"] < result["best_auc"]
+
+
+@pytest.mark.slow
+@pytest.mark.frappe
+@pytest.mark.skipif(
+    not (FRAPPE / "train.csv.gz").exists(),
+    reason="the Frappe files are not there; JAXSPARSE_FRAPPE names their folder",
+)
+def test_frappe_reaches_its_auc_in_three_minutes(capsys: pytest.CaptureFixture[str]) -> None:
+    start = time.perf_counter()
+    options = ["--set", f"data.dir={FRAPPE}", "mesh.devices=1"]
+    assert main(["train", str(EXAMPLES / "frappe.toml"), *options]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["split"] == "test" and result["auc"] >= 0.975
+    assert time.perf_counter() - start < 180
