@@ -142,7 +142,12 @@ def make_trainer(config: RunConfig, emb: EmbeddingCollection) -> Trainer:
         top=config.model.top,
         rngs=nnx.Rngs(config.run.seed),
     )
-    return Trainer(model, emb, optimizer=config.optimizer.make())
+    return Trainer(
+        model,
+        emb,
+        optimizer=config.optimizer.make(),
+        on_bad_sample=config.train.on_bad_sample,
+    )
 
 
 def _filled(own: Any, *defaults: Any) -> Any:

@@ -13,6 +13,7 @@ from jaxsparse.cli.dense_optimizers import DenseAdagrad, DenseAdam, DenseSGD
 from jaxsparse.cli.table_config import FeatureSection, TableSection
 from jaxsparse.config import one_of, override, parse, read_toml
 from jaxsparse.data import ColumnSchema, SyntheticConfig
+from jaxsparse.train.batches import OnBadSample
 
 SYNTHETIC = Path(__file__).with_name("synthetic.toml")
 """The built-in example, run by ``jaxsparse train`` without a file."""
@@ -127,6 +128,10 @@ class TrainSection:
 
     eval_every: int | None = None
     """Steps between evaluations on ``valid``; default after each epoch."""
+
+    on_bad_sample: OnBadSample = "error"
+    """What happens to samples with a label, weight or dense value that is not finite: ``error``,
+    ``drop`` the samples or ``skip`` the batch."""
 
     keep_best: bool = False
     """Keep the state with the best AUC on ``valid``, not the last one."""

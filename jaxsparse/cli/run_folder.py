@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder a run leaves: ``config.toml``, ``metrics.jsonl`` and ``checkpoints/<step>``."""
+"""The folder a run leaves: ``config.toml``, ``metrics.jsonl``, a picture of it, checkpoints."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from jaxsparse.config_text import to_toml
 
 CONFIG = "config.toml"
 METRICS = "metrics.jsonl"
+PICTURE = "training.png"
 CHECKPOINTS = "checkpoints"
 
 

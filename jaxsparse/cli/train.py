@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import jax
 from jaxsparse.ckpt import save_state
 from jaxsparse.cli.resolve import config_errors, make_collection, make_trainer, resolve
 from jaxsparse.cli.run_config import RunConfig, load_config
-from jaxsparse.cli.run_folder import CHECKPOINTS, METRICS, make_run_folder
+from jaxsparse.cli.run_folder import CHECKPOINTS, METRICS, PICTURE, make_run_folder
 from jaxsparse.cli.splits import Split, check_files, load_final_split, load_split
 from jaxsparse.cli.tell import final_metrics, print_result, tell
 from jaxsparse.train import KeepBest, Trainer, TrainState
@@ -31,7 +32,7 @@ def run_train(
         trainer = make_trainer(config, emb)
         train, valid, final = _load(config, emb.features)
     folder = make_run_folder(config, run_dir)
-    state, history = _fit(config, trainer, train, valid, folder / METRICS)
+    state, history = _fit(config, trainer, train, valid, folder)
     result = final_metrics(trainer, state, final)
     speeds = [row["samples_per_s"] for row in history if row["kind"] == "train"]
     result["samples_per_s"] = statistics.median(speeds)
@@ -50,7 +51,7 @@ def _load(config: RunConfig, features: Any) -> tuple[Split, Split | None, Split]
 
 
 def _fit(
-    config: RunConfig, trainer: Trainer, train: Split, valid: Split | None, metrics_path: Any
+    config: RunConfig, trainer: Trainer, train: Split, valid: Split | None, folder: Path
 ) -> tuple[TrainState, list[dict[str, Any]]]:
     section = config.train
     best = KeepBest("auc", patience=section.patience) if section.keep_best else None
@@ -63,8 +64,9 @@ def _fit(
         eval_every=section.eval_every,
         log_every=section.log_every,
         callbacks=[best] if best else [],
-        metrics_path=metrics_path,
+        metrics_path=folder / METRICS,
     )
+    result.plot(folder / PICTURE)
     if best is None or best.state is None:
         return result.state, result.history
     tell(f"best on valid: AUC {best.value:.4f} at step {best.step:,}")

@@ -170,8 +170,16 @@ def test_train_without_a_file_runs_the_synthetic_example(
         "checkpoints",
         "config.toml",
         "metrics.jsonl",
+        "training.png",
     ]
+    assert (folder / "training.png").read_bytes().startswith(b"\x89PNG")
     assert rows_of(folder)[-1]["step"] == 8
+
+
+def test_a_bad_sample_is_met_as_the_run_says(tmp_path: pathlib.Path) -> None:
+    path = write_files(tmp_path)
+    shown = captured("plan", str(path), "--set", "train.on_bad_sample=pass")
+    assert shown.code == 2 and "train.on_bad_sample" in shown.err
 
 
 def test_json_prints_one_line_and_every_run_takes_a_new_folder() -> None:

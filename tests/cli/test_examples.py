@@ -12,10 +12,11 @@ import pytest
 
 from jaxsparse.cli import main
 from jaxsparse.cli.run_config import SYNTHETIC
+from jaxsparse.data import SyntheticConfig
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-FRAPPE = pathlib.Path(os.environ.get("JAXSPARSE_FRAPPE", ROOT / "../shared/data/frappe"))
+FRAPPE = pathlib.Path(os.environ.get("JAXSPARSE_FRAPPE", ROOT / "data" / "frappe"))
 
 
 @pytest.fixture(autouse=True)
@@ -41,14 +42,41 @@ def test_frappe_without_its_data_names_the_missing_file(
     assert capsys.readouterr().err == f"jaxsparse: error: {missing}: no such file (data.train)\n"
 
 
+def train_synthetic(capsys: pytest.CaptureFixture[str], *assignments: str) -> dict[str, float]:
+    command = ["train", str(EXAMPLES / "synthetic.toml"), "--json", "--set", "mesh.devices=1"]
+    assert main([*command, *assignments]) == 0
+    result: dict[str, float] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["best_auc"] >= 0.78
+    return result
+
+
 @pytest.mark.slow
 def test_synthetic_comes_within_a_hundredth_of_the_best_auc(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["train", str(EXAMPLES / "synthetic.toml"), "--set", "mesh.devices=1"]) == 0
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert result["best_auc"] >= 0.78
+    result = train_synthetic(capsys)
     assert result["best_auc"] - 0.01 <= result["auc"] < result["best_auc"]
+
+
+@pytest.mark.slow
+def test_synthetic_with_dense_features_only_stays_far_below(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    nothing = ["table_defaults.trainable=false", "table_defaults.initializer.kind=constant"]
+    result = train_synthetic(capsys, *nothing)
+    assert 0.5 < result["auc"] <= result["best_auc"] - 0.08
+
+
+@pytest.mark.slow
+def test_synthetic_with_tables_hashed_to_a_hundredth_of_their_rows_stays_below(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tables = [
+        f"tables.{field.name}.vocabulary_size={max(1, field.vocabulary_size // 100)}"
+        for field in SyntheticConfig().fields
+    ]
+    result = train_synthetic(capsys, "table_defaults.keys.kind=hashed", *tables)
+    assert 0.5 < result["auc"] <= result["best_auc"] - 0.03
 
 
 @pytest.mark.slow
