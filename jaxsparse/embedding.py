@@ -167,15 +167,14 @@ class EmbeddingCollection:
         Args:
             key: typed JAX key, such as ``jax.random.key(0)``.
         """
-        slabs, slots = programs.init_arrays(self, key)
-        replicated = NamedSharding(self.mesh, PartitionSpec())
         rates = {
-            name: jax.device_put(np.float32(1.0 if callable(rate) else rate), replicated)
+            name: np.float32(1.0 if callable(rate) else rate)
             for name, table in self.tables.items()
             if table.trainable
             for rate in [table.optimizer.learning_rate]
         }
-        return EmbeddingState(slabs, slots, rates)
+        state: EmbeddingState = programs.init_arrays(self, key, rates)
+        return state
 
     def pack(self, features: Mapping[str, Any], rung: int | Ladder | None = None) -> PackedIds:
         """Deduplicates and addresses one batch, on the host.

@@ -40,20 +40,23 @@ def _on_mesh(
 
 
 @partial(jax.jit, static_argnums=0)
-def init_arrays(emb: EmbeddingCollection, key: jax.Array) -> Any:
-    """Slabs and slots; made inside jit, so that they may be donated."""
+def init_arrays(emb: EmbeddingCollection, key: jax.Array, rates: Any) -> EmbeddingState:
+    """The state; made inside jit, so that it may be donated.
 
-    def local(key: jax.Array) -> Any:
+    Learning rates are copied: on CPU ``device_put`` may let all devices borrow one numpy scalar.
+    """
+
+    def local(key: jax.Array, rates: Any) -> EmbeddingState:
         device = jax.lax.axis_index(emb.axes)
         slabs = tuple(init_slab(key, slab, device, emb.num_shards) for slab in emb.layout.slabs)
         slots = tuple(
             slab.optimizer.init_slots(slab.rows_per_shard, slab.dim) if slab.trainable else {}
             for slab in emb.layout.slabs
         )
-        return slabs, slots
+        return EmbeddingState(slabs, slots, jax.tree.map(jnp.copy, rates))
 
-    spec = emb.state_spec()
-    return _on_mesh(emb, local, (WHOLE,), (spec.slabs, spec.slots))(key)
+    state: EmbeddingState = _on_mesh(emb, local, (WHOLE, WHOLE), emb.state_spec())(key, rates)
+    return state
 
 
 @partial(jax.jit, static_argnums=0)

@@ -19,7 +19,6 @@ from tests.combinations import make_mesh
 from tests.gpu_target import run_for_gpu
 
 SLOW = pytest.mark.slow
-MESHES = ["1", "4", pytest.param("8", marks=SLOW), pytest.param("2x4", marks=SLOW)]
 
 
 def check_pair(small, large, num_devices, slack_bytes=0):
@@ -34,8 +33,16 @@ def check_pair(small, large, num_devices, slack_bytes=0):
 # ---- CPU --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("program", [checks.every_rule, checks.every_placement])
-@pytest.mark.parametrize("mesh_name", MESHES)
+@pytest.mark.parametrize(
+    ("mesh_name", "program"),
+    [
+        ("1", checks.every_rule),
+        ("4", checks.every_rule),
+        ("4", checks.every_placement),
+        *[pytest.param(m, checks.every_rule, marks=SLOW) for m in ("8", "2x4")],
+        *[pytest.param(m, checks.every_placement, marks=SLOW) for m in ("1", "8", "2x4")],
+    ],
+)
 def test_no_table_is_copied_or_made(mesh_name, program):
     mesh = make_mesh(mesh_name)
     small, large = (checks.facts(*program(mesh, factor)) for factor in (1, 10))
@@ -61,16 +68,28 @@ def test_no_bfloat16_table_is_copied():
     check_pair(small, large, mesh.size)
 
 
-@pytest.mark.parametrize("mesh_name", ["4", pytest.param("2x4", marks=SLOW)])
-def test_collectives_do_not_grow_with_features(mesh_name):
-    mesh = make_mesh(mesh_name)
-    found = [checks.facts(*checks.many_features(mesh, count)) for count in checks.NUM_FEATURES]
-    for fact in found:
-        checks.check_collectives(fact, mesh.size)
+def check_equal_collectives(facts, num_devices):
+    """All checks of steps that differ in the number of features of their two slabs."""
+    for fact in facts:
+        checks.check_collectives(fact, num_devices)
         checks.check_no_table_is_made(fact)
-    counts = [checks.count_collectives(fact) for fact in found]
-    assert counts[0] == counts[1] == counts[2]
+    counts = [checks.count_collectives(fact) for fact in facts]
+    assert all(count == counts[0] for count in counts), counts
     assert counts[0]["all-to-all"] == 3
+
+
+@pytest.mark.parametrize(
+    ("mesh_name", "num_features"),
+    [
+        ("4", checks.NUM_FEATURES[:2]),
+        pytest.param("4", checks.NUM_FEATURES, marks=SLOW),
+        pytest.param("2x4", checks.NUM_FEATURES, marks=SLOW),
+    ],
+)
+def test_collectives_do_not_grow_with_features(mesh_name, num_features):
+    mesh = make_mesh(mesh_name)
+    facts = [checks.facts(*checks.many_features(mesh, count)) for count in num_features]
+    check_equal_collectives(facts, mesh.size)
 
 
 def test_the_arguments_stand_for_the_real_ones(monkeypatch):
@@ -179,10 +198,4 @@ def test_two_axes_change_only_the_route_on_h200(gpu):
 
 @pytest.mark.gpu_compile
 def test_collectives_do_not_grow_with_features_on_h200(gpu):
-    found = [gpu[f"{count} features"] for count in checks.NUM_FEATURES]
-    for fact in found:
-        checks.check_collectives(fact, 8)
-        checks.check_no_table_is_made(fact)
-    counts = [checks.count_collectives(fact) for fact in found]
-    assert counts[0] == counts[1] == counts[2]
-    assert counts[0]["all-to-all"] == 3
+    check_equal_collectives([gpu[f"{count} features"] for count in checks.NUM_FEATURES], 8)
