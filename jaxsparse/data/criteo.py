@@ -19,6 +19,7 @@ from jaxsparse.data.bad_rows import BadRows, OnBadRow, check_on_bad_row
 from jaxsparse.data.batch import Array, Batch
 from jaxsparse.data.hexadecimal import parse_hex
 from jaxsparse.data.text_blocks import Lines
+from jaxsparse.ragged import Ragged
 
 INTEGERS = tuple(f"I{number}" for number in range(1, 14))
 """Names of the dense values, in order."""
@@ -31,6 +32,7 @@ COLUMNS = ("label", *INTEGERS, *CATEGORIES)
 MISSING = 1 << 32
 """Key of a category that is missing; read as strings it is the empty string."""
 
+Features = dict[str, Array | Ragged]
 Categories = Literal["hex", "string"]
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
@@ -98,7 +100,7 @@ class CriteoParser:
         import pyarrow as pa
 
         # Arrow would take 0x10 for 16, and a lone carriage return for the end of a line.
-        if b"x" in data and self.categories == "hex" or b"\r" in data:
+        if (b"x" in data and self.categories == "hex") or b"\r" in data:
             return None
         try:
             table = _arrow_table(data, self.categories)
@@ -189,11 +191,11 @@ def _dense(table: Any) -> npt.NDArray[np.float32]:
     import pyarrow.compute as pc
 
     columns = [pc.fill_null(table.column(name), 0).to_numpy() for name in INTEGERS]
-    values = np.maximum(np.stack(columns, axis=1), 0)
-    return np.log1p(values).astype(np.float32)
+    values = np.log1p(np.maximum(np.stack(columns, axis=1), 0))
+    return values.astype(np.float32)  # type: ignore[no-any-return]
 
 
-def _hex_features(table: Any) -> dict[str, Array] | None:
+def _hex_features(table: Any) -> Features | None:
     """Keys of all categories at once; None where a cell is no hexadecimal number."""
     texts, lengths = zip(*(_cells(table.column(name)) for name in CATEGORIES), strict=True)
     text, length = np.concatenate(texts), np.concatenate(lengths)
@@ -216,5 +218,5 @@ def _cells(column: Any) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     return data[edges[0] : edges[-1]], np.diff(edges).astype(np.int64)
 
 
-def _text_features(table: Any) -> dict[str, Array]:
+def _text_features(table: Any) -> Features:
     return {name: table.column(name).to_numpy(zero_copy_only=False) for name in CATEGORIES}

@@ -202,19 +202,19 @@ def _open(source: Source) -> Any:
 def _last_row_end(data: bytes, has_quotes: bool) -> int:
     """Where the last whole row ends; 0 where there is none."""
     if has_quotes and b'"' in data:
-        ends = _row_ends(data)
+        ends = row_ends(data)
         return int(ends[-1]) if len(ends) else 0
     return data.rfind(b"\n") + 1
 
 
 def _first_row_end(data: bytes, has_quotes: bool) -> int:
     if has_quotes and b'"' in data:
-        ends = _row_ends(data)
+        ends = row_ends(data)
         return int(ends[0]) if len(ends) else len(data)
     return data.find(b"\n") + 1 or len(data)
 
 
-def _row_ends(data: bytes) -> np.ndarray[Any, np.dtype[np.int64]]:
+def row_ends(data: bytes) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Ends of the lines that are not inside of quotes; a doubled quote opens and closes."""
     text = np.frombuffer(data, np.uint8)
     inside = np.cumsum(text == ord('"')) & 1
