@@ -99,6 +99,8 @@ class CriteoParser:
         """A batch of all lines; None if any is bad."""
         import pyarrow as pa
 
+        if not data:
+            return self._no_rows()
         # Arrow would take 0x10 for 16, and a lone carriage return for the end of a line.
         if (b"x" in data and self.categories == "hex") or b"\r" in data:
             return None
@@ -113,6 +115,11 @@ class CriteoParser:
         if features is None:
             return None
         return Batch(features, _dense(table), labels)
+
+    def _no_rows(self) -> Batch:
+        dtype = np.int64 if self.categories == "hex" else object
+        features: Features = {name: np.zeros(0, dtype) for name in CATEGORIES}
+        return Batch(features, np.zeros((0, len(INTEGERS))), np.zeros(0))
 
     def _good_lines(self, data: bytes, lines: Lines, bad: BadRows) -> list[bytes]:
         pattern = _HEX_LINE if self.categories == "hex" else _STRING_LINE
@@ -165,8 +172,6 @@ def _arrow_table(data: bytes, categories: Categories) -> Any:
     import pyarrow as pa
     from pyarrow import csv
 
-    if not data:
-        return pa.schema([("label", pa.int64())]).empty_table()
     category = pa.binary() if categories == "hex" else pa.string()
     types = {"label": pa.int64()} | dict.fromkeys(INTEGERS, pa.int64())
     types |= dict.fromkeys(CATEGORIES, category)
