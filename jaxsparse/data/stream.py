@@ -194,10 +194,13 @@ class StreamDataset:
             self._part(order[begin : begin + self._batch_size])
             for begin in range(0, len(order), self._batch_size)
         ]
-        needed = np.unique(np.concatenate([part for part, _ in parts]))
-        held = rows.take(start + needed)
+        is_needed = np.zeros(num_rows, bool)
+        for part, _ in parts:
+            is_needed[part] = True
+        held = rows.take(start + np.flatnonzero(is_needed))
+        places = np.cumsum(is_needed) - 1
         for part, num_padding in parts:
-            batch = held.take(np.searchsorted(needed, part))
+            batch = held.take(places[part])
             yield _with_padding(batch, num_padding) if num_padding else batch
 
     def _part(self, order: Int64s) -> tuple[Int64s, int]:
