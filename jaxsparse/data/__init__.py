@@ -4,6 +4,7 @@
 from jaxsparse.data.arrays import ArrayDataset, from_arrays
 from jaxsparse.data.bad_rows import BadRows, OnBadRow
 from jaxsparse.data.batch import Batch
+from jaxsparse.data.criteo_files import CriteoFiles
 from jaxsparse.data.files import from_files, read_files
 from jaxsparse.data.open_files import stream_criteo, stream_files
 from jaxsparse.data.prefetch import Prefetcher
@@ -20,6 +21,7 @@ __all__ = [
     "BadRows",
     "Batch",
     "ColumnSchema",
+    "CriteoFiles",
     "DataError",
     "FeatureColumn",
     "OnBadRow",

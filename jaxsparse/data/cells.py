@@ -12,6 +12,7 @@ import gzip
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -120,6 +121,8 @@ def _checks(schema: ColumnSchema) -> Iterator[tuple[str, str, Check]]:
 
 def _keys_check(feature: FeatureColumn) -> Check:
     one: Check = _integer if feature.type == "integer" else _text
+    if feature.limit is not None:
+        one = partial(_integer_below, feature.limit)
     separator = feature.separator
     if separator is None:
         return one if feature.missing is None else lambda cell: one(cell) if cell else None
@@ -147,6 +150,10 @@ def _integer(cell: str) -> str | None:
     if not _INTEGER.fullmatch(cell):
         return 'an integer (strings need type = "string")'
     return None if -(2**63) <= int(cell) < 2**64 else "an integer of 64 bits"
+
+
+def _integer_below(limit: int, cell: str) -> str | None:
+    return _integer(cell) or (None if 0 <= int(cell) < limit else f"in 0..{limit - 1}")
 
 
 def _number(cell: str) -> float:

@@ -119,7 +119,7 @@ class CriteoParser:
     def _no_rows(self) -> Batch:
         dtype = np.int64 if self.categories == "hex" else object
         features: Features = {name: np.zeros(0, dtype) for name in CATEGORIES}
-        return Batch(features, np.zeros((0, len(INTEGERS))), np.zeros(0))
+        return Batch(features, np.zeros((0, len(INTEGERS)), np.float32), np.zeros(0))
 
     def _good_lines(self, data: bytes, lines: Lines, bad: BadRows) -> list[bytes]:
         pattern = _HEX_LINE if self.categories == "hex" else _STRING_LINE

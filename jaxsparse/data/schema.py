@@ -44,12 +44,17 @@ class FeatureColumn:
     """Key of an empty cell (CSV) or a null (Parquet) in a column of single keys, of the column's
     type. None: they are errors, but for an empty cell of strings, which is the key ``""``."""
 
+    limit: int | None = None
+    """Integer keys must be in 0..limit - 1, as tables with identity keys demand it; None: any."""
+
     def __post_init__(self) -> None:
         """Validates the fields."""
         if self.type not in get_args(KeyType):
             raise ValueError(f"type must be one of {get_args(KeyType)}, got {self.type!r}")
         if self.separator == "":
             raise ValueError("separator must not be empty; leave it out where a cell is one key")
+        if self.limit is not None and (self.type != "integer" or self.limit < 1):
+            raise ValueError(f"limit must be >= 1 and is for integers, got {self.limit!r}")
         self._check_missing()
 
     def _check_missing(self) -> None:
@@ -67,8 +72,8 @@ class ColumnSchema:
     """Roles of the columns; columns that are not named are not read.
 
     >>> schema = ColumnSchema(label="click", features={"item": "item_id"})
-    >>> schema.feature_columns()
-    {'item': FeatureColumn(column='item_id', type='integer', separator=None, missing=None)}
+    >>> schema.feature_columns()["item"].column
+    'item_id'
     """
 
     label: str = "label"

@@ -112,6 +112,25 @@ def _refuse(name: str, values: Array, wrong: Array, role: str, expected: str) ->
 
 def _keys(column: Any, feature: FeatureColumn) -> Column:
     """Keys of a feature: integers, strings, or bags of them."""
+    keys = _any_keys(column, feature)
+    if feature.limit is not None:
+        values = keys.values if isinstance(keys, Ragged) else keys
+        outside = beyond(values, feature.limit)
+        if outside.any():
+            value = values[int(outside.argmax())]
+            raise ValueError(
+                f"feature column {feature.column!r} must be in 0..{feature.limit - 1}, got {value}"
+            )
+    return keys
+
+
+def beyond(keys: Array, limit: int) -> Array:
+    """Which integers are not in 0..limit - 1."""
+    # Compared in their own signedness: beside int64, uint64 would become float64.
+    return (keys < 0) | (keys >= min(limit, int(np.iinfo(keys.dtype).max) + 1))
+
+
+def _any_keys(column: Any, feature: FeatureColumn) -> Column:
     import pyarrow as pa
 
     name = str(feature.column)

@@ -390,6 +390,42 @@ def test_bad_parquet_rows(tmp_path: Path) -> None:
     assert "row 4: dense column 'age' must be a finite number, got nan" in texts
 
 
+def test_keys_beyond_a_limit(tmp_path: Path) -> None:
+    """What tables with identity keys would refuse is named with its place in the file."""
+    features = {"a": FeatureColumn(limit=8), "b": FeatureColumn(limit=8, separator="|")}
+    schema = ColumnSchema(features=features)
+    path = write_bytes(tmp_path / "a.csv", b"label,a,b\n0,1,2|3\n0,8,\n1,7,1|-1\n1,7,7\n")
+    with pytest.raises(DataError, match=r"a\.csv, line 3: .* 'a' must be in 0\.\.7, got '8'"):
+        list(stream_files(path, schema, 2))
+    skipping = stream_files(path, schema, 2, on_bad_row="skip")
+    assert (skipping.num_rows, skipping.bad_rows.total) == (2, 2)
+    keys = pa.array([1, 2**63, 7, 0], pa.uint64())
+    table = pa.table({"label": [0] * 4, "a": keys, "b": [[1], [2], [3, 9], None]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    text = rf"a\.parquet, row 1: .* 'a' must be in 0\.\.7, got {2**63}"
+    with pytest.raises(DataError, match=text):
+        list(stream_files(tmp_path / "a.parquet", schema, 2))
+    skipping = stream_files(tmp_path / "a.parquet", schema, 2, on_bad_row="skip")
+    assert (skipping.num_rows, skipping.bad_rows.total) == (2, 2)
+    with pytest.raises(DataError, match=r"line 3: .* 'a' must be in 0\.\.7, got '8'"):
+        read_files(path, schema)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"limit": 0}, "limit must be >= 1 and is for integers, got 0"),
+        ({"limit": 5, "type": "string"}, "limit must be >= 1 and is for integers, got 5"),
+        ({"missing": "x"}, "missing must be a key of type integer, got 'x'"),
+        ({"missing": 1, "type": "string"}, "missing must be a key of type string, got 1"),
+        ({"missing": 1, "separator": "|"}, "missing is for single keys"),
+    ],
+)
+def test_columns(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        FeatureColumn(**options)
+
+
 def test_broken_parquet_files(tmp_path: Path) -> None:
     path = write_ids(tmp_path / "a.parquet", range(5000), row_group_size=500)
     data = path.read_bytes()
