@@ -47,9 +47,11 @@ def test_the_example_is_a_section() -> None:
 
 
 def trainer() -> js.Trainer:
-    features = [
-        js.FeatureSpec(name, js.TableSpec(name, 100, 4, keys=js.Hashed())) for name in CATEGORIES
+    tables = [
+        js.TableSpec(name, vocabulary_size=100, embedding_dim=4, keys=js.Hashed())
+        for name in CATEGORIES
     ]
+    features = [js.FeatureSpec(table.name, table) for table in tables]
     emb = js.EmbeddingCollection(features, mesh=js.make_mesh(devices=jax.devices()[:2]))
     model = DLRM.for_features(features, num_dense=13, bottom=(8, 4), top=(8,), rngs=nnx.Rngs(0))
     return js.Trainer(model, emb, optimizer=optax.sgd(0.1))
