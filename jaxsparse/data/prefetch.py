@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
@@ -110,6 +112,16 @@ class Prefetcher(Generic[T]):
                 self.close()
 
 
+_RUNNING: weakref.WeakSet[_Worker] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Ends the threads of loops that an error left: inside C++ they would abort the process."""
+    for worker in list(_RUNNING):
+        worker.close()
+
+
 class _Worker:
     """A thread that fills a bounded queue from an iterator."""
 
@@ -119,8 +131,9 @@ class _Worker:
         self._change = threading.Condition()
         self._ended = self._stopping = False
         self._error: BaseException | None = None
-        # A daemon: a process that fails elsewhere need not wait for it.
+        # A daemon, ended by `_close_all`: Python waits for other threads before it calls that.
         self._thread = threading.Thread(target=self._run, name="jaxsparse-prefetch", daemon=True)
+        _RUNNING.add(self)
         self._thread.start()
 
     @property
@@ -149,6 +162,7 @@ class _Worker:
             self._change.notify_all()
         self._thread.join()
         self._ready.clear()
+        _RUNNING.discard(self)
 
     def _run(self) -> None:
         try:

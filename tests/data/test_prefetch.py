@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -164,3 +166,21 @@ def test_datasets_without_a_state() -> None:
         ahead.state()
     with pytest.raises(ValueError, match="depth must be >= 1, got 0"):
         Prefetcher([1], depth=0)
+
+
+SCRIPT = """
+from jaxsparse.data import Prefetcher
+import itertools
+for item in Prefetcher(itertools.count()):
+    if item == 3:
+        raise RuntimeError("training failed")
+"""
+
+
+def test_a_process_that_fails_ends() -> None:
+    """With the exit code of its error, though the thread still runs."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("RuntimeError: training failed")

@@ -28,7 +28,6 @@ from jaxsparse.data import (
     stream_criteo,
     stream_files,
 )
-from jaxsparse.data.blocks import FileIndex
 from jaxsparse.data.criteo import CATEGORIES, COLUMNS, MISSING
 from jaxsparse.data.joining import join_batches
 from jaxsparse.data.parquet_blocks import ParquetFormat
@@ -341,4 +340,3 @@ def test_nothing_is_left_on_disk(tmp_path: Path) -> None:
     dataset = criteo(tmp_path / "a.tsv.gz", criteo_bytes(criteo_cells(30)))
     next(iter(dataset))
     assert [path.name for path in tmp_path.iterdir()] == ["a.tsv.gz"]
-    assert isinstance(FileIndex([], dataset.bad_rows), FileIndex)
