@@ -77,8 +77,9 @@ def _parse_words(chars: Bytes) -> Int64s | None:
     # '0'..'9' end in 0..9 and 'a'..'f' in 1..6, the latter with bit 6 set.
     digits: npt.NDArray[Any] = (words & _LOW) + ((words >> np.uint64(6)) & _ONES) * np.uint64(9)
     letters = ((digits + _every(6)) >> np.uint64(4)) & _ONES
-    # Written back they must be what they were; above 15 the sums would spill, and differ.
-    if ((digits + _every(0x30) + letters * np.uint64(0x27)) != words).any():
+    # Each must be a digit, and written back be what it was.
+    written = digits + _every(0x30) + letters * np.uint64(0x27)
+    if ((written ^ words) | (digits & _every(0xF0))).any():
         return None
     pairs = ((digits << np.uint64(4)) | (digits >> np.uint64(8))) & np.uint64(0x00FF00FF00FF00FF)
     quads = ((pairs << np.uint64(8)) | (pairs >> np.uint64(16))) & np.uint64(0x0000FFFF0000FFFF)

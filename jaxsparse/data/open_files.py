@@ -36,8 +36,8 @@ def stream_files(
             rows out: see `StreamDataset.bad_rows`. A broken file is an error in any case.
         **options: of `StreamDataset`: ``shuffle`` (every epoch in an order of its own, drawn from
             seed and epoch), ``seed``, ``shuffle_rows`` (the window in which rows are mixed; blocks
-            come in any order before), ``num_lanes`` (see `jaxsparse.data.order`), ``drop_last``,
-            ``process_index`` and ``process_count``.
+            come in any order before, so row groups should be no longer), ``num_lanes``
+            (see `jaxsparse.data.order`), ``drop_last``, ``process_index`` and ``process_count``.
 
     Raises:
         DataError: a file is missing, of an unknown kind, empty or broken, or a column is missing.
