@@ -18,6 +18,7 @@ import numpy.typing as npt
 from jaxsparse.data.bad_rows import BadRows, OnBadRow, check_on_bad_row
 from jaxsparse.data.batch import Array, Batch
 from jaxsparse.data.hexadecimal import parse_hex
+from jaxsparse.data.schema import DataError
 from jaxsparse.data.text_blocks import Lines
 from jaxsparse.ragged import Ragged
 
@@ -35,7 +36,7 @@ MISSING = 1 << 32
 Features = dict[str, Array | Ragged]
 Categories = Literal["hex", "string"]
 
-_INTEGER = re.compile(r"-?[0-9]{1,18}")
+_INTEGER = re.compile(r"-?[0-9]{1,40}")
 _HEX = re.compile(r"[0-9a-fA-F]{0,8}")
 _HEX_LINE = re.compile(rb"[01](?:\t(?:-?[0-9]{1,18})?){13}(?:\t[0-9a-fA-F]{0,8}){26}")
 _STRING_LINE = re.compile(rb"[01](?:\t(?:-?[0-9]{1,18})?){13}(?:\t[^\t\r]*){26}")
@@ -88,11 +89,14 @@ class CriteoParser:
         """
         bad = BadRows()
         data = lines.data.replace(b"\r\n", b"\n") if b"\r" in lines.data else lines.data
-        batch = self._parse_good(data)
+        # Arrow takes 0x10 for 16, "1 " for 1, and a lone carriage return for the end of a line.
+        is_plain = not any(byte in data for byte in (b"x", b" ", b"\r"))
+        batch = self._parse_good(data) if is_plain else None
         if batch is None:
             good = self._good_lines(data, lines, bad)
             batch = self._parse_good(b"".join(line + b"\n" for line in good))
-            assert batch is not None, f"{lines.path}: good lines from {lines.first_line} on fail"
+        if batch is None:
+            raise DataError(f"{lines.path}, lines from {lines.first_line} on: cannot be parsed")
         return batch, bad
 
     def _parse_good(self, data: bytes) -> Batch | None:
@@ -101,9 +105,6 @@ class CriteoParser:
 
         if not data:
             return self._no_rows()
-        # Arrow would take 0x10 for 16, and a lone carriage return for the end of a line.
-        if (b"x" in data and self.categories == "hex") or b"\r" in data:
-            return None
         try:
             table = _arrow_table(data, self.categories)
         except pa.ArrowInvalid:
@@ -146,7 +147,7 @@ class CriteoParser:
         if cells[0] not in ("0", "1"):
             return "label", f"label must be 0 or 1, got {cells[0]!r}"
         for name, cell in zip(INTEGERS, cells[1:14], strict=True):
-            if cell and not _INTEGER.fullmatch(cell):
+            if cell and not (_INTEGER.fullmatch(cell) and -(2**63) <= int(cell) < 2**63):
                 return "integer", f"column {name} must be an integer or empty, got {cell!r}"
         for name, cell in zip(CATEGORIES, cells[14:], strict=True):
             if self.categories == "hex" and not _HEX.fullmatch(cell):

@@ -154,8 +154,9 @@ class TextReader:
         batch, _ = self._parser.parse(lines)
         if len(data) != block.size or batch.num_samples != block.num_rows:
             raise DataError(
-                f"{self._source.path}: the file has changed since its lines were counted (block at "
-                f"byte {block.offset}: {batch.num_samples} rows, {block.num_rows} expected)"
+                f"{self._source.path}, lines from {block.first_row} on: {batch.num_samples} rows "
+                f"where {block.num_rows} were counted; has the file changed, or does a cell hold a "
+                "quote that is not doubled?"
             )
         return batch
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +41,8 @@ def good_lines(data: bytes) -> list[list[str]]:
         if (
             len(cells) == 40
             and cells[0] in ("0", "1")
-            and all(re.fullmatch("(-?[0-9]{1,18})?", cell) for cell in cells[1:14])
+            and all(re.fullmatch("(-?[0-9]+)?", cell) for cell in cells[1:14])
+            and all(-(2**63) <= int(cell or 0) < 2**63 for cell in cells[1:14])
             and all(re.fullmatch("[0-9a-fA-F]{0,8}", cell) for cell in cells[14:])
         ):
             rows.append(cells)
@@ -60,6 +62,37 @@ def test_damaged_lines(seed: int) -> None:
     np.testing.assert_allclose(batch.dense, dense, rtol=1e-6)
     got = np.stack([np.asarray(batch.features[name]) for name in CATEGORIES], 1)
     assert got.tolist() == list(keys)
+
+
+@pytest.mark.parametrize("categories", ["hex", "string"])
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize(
+    ("cell", "is_good"),
+    [
+        ("1 ", False),
+        (" 1", False),
+        ("0x10", False),
+        ("+1", False),
+        ("-0", True),
+        ("007", True),
+        ("9223372036854775807", True),
+        ("9223372036854775808", False),
+        ("-9223372036854775808", True),
+        ("0" * 22 + "5", True),
+        ("1e3", False),
+        ("NaN", False),
+        ("null", False),
+    ],
+)
+def test_integers(cell: str, is_good: bool, broken: bool, categories: Any) -> None:
+    """Which cells are integers does not depend on whether another line is broken."""
+    rows = criteo_cells(2)
+    rows[0][5] = cell
+    data = criteo_bytes(rows) + b"rubbish\n" * broken
+    parser = CriteoParser(on_bad_row="skip", categories=categories)
+    batch, bad = parser.parse(Lines(data, "a.tsv", 1, ()))
+    assert batch.num_samples == 1 + is_good
+    assert bad.counts["integer"] == 1 - is_good
 
 
 def test_hexadecimal_numbers() -> None:

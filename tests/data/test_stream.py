@@ -242,7 +242,7 @@ def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
     path = write_ids(tmp_path / "a.csv", range(10, 50))
     dataset = stream_files(path, IDS, 8)
     write_ids(path, range(10, 30))
-    with pytest.raises(DataError, match="the file has changed since its lines were counted"):
+    with pytest.raises(DataError, match="rows where 40 were counted; has the file changed"):
         list(dataset)
 
 
@@ -358,6 +358,13 @@ def test_signed_beside_unsigned_keys(tmp_path: Path) -> None:
     path = write_bytes(path, "".join([*lines[:5], "0,-1\n", lines[-1]]).encode())
     with pytest.raises(DataError, match=r"column 'id' .*int64 and uint64 have no exact"):
         list(StreamDataset([(source, form) for source in find_sources(path)], 6))
+
+
+def test_a_quote_that_is_not_doubled(tmp_path: Path) -> None:
+    schema = ColumnSchema(features={"disk": FeatureColumn(type="string")})
+    path = write_bytes(tmp_path / "a.csv", b'label,disk\n0,5" disk\n1,3 disk\n')
+    with pytest.raises(DataError, match=r"lines from 2 on: .* a quote that is not doubled"):
+        list(stream_files(path, schema, 2))
 
 
 def test_a_missing_column(tmp_path: Path) -> None:
