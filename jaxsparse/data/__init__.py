@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches, and where they come from: arrays, data frames, files, a generated click log."""
+"""Batches, and where they come from: arrays, files small and large, a generated click log."""
 
 from jaxsparse.data.arrays import ArrayDataset, from_arrays
+from jaxsparse.data.bad_rows import BadRows, OnBadRow
 from jaxsparse.data.batch import Batch
+from jaxsparse.data.criteo_files import CriteoFiles
 from jaxsparse.data.files import from_files, read_files
+from jaxsparse.data.open_files import stream_criteo, stream_files
+from jaxsparse.data.prefetch import Prefetcher
 from jaxsparse.data.schema import ColumnSchema, DataError, FeatureColumn
+from jaxsparse.data.stream import StreamDataset
 from jaxsparse.data.synthetic import (
     SyntheticConfig,
     SyntheticField,
@@ -13,14 +18,21 @@ from jaxsparse.data.synthetic import (
 
 __all__ = [
     "ArrayDataset",
+    "BadRows",
     "Batch",
     "ColumnSchema",
+    "CriteoFiles",
     "DataError",
     "FeatureColumn",
+    "OnBadRow",
+    "Prefetcher",
+    "StreamDataset",
     "SyntheticConfig",
     "SyntheticField",
     "from_arrays",
     "from_files",
     "read_files",
+    "stream_criteo",
+    "stream_files",
     "synthetic_click_log",
 ]

@@ -5,29 +5,17 @@ from __future__ import annotations
 
 import csv
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from jaxsparse.data.arrays import ArrayDataset, from_arrays
 from jaxsparse.data.cells import raise_first_problem, read_header
-from jaxsparse.data.columns import (
-    Array,
-    Column,
-    Columns,
-    check_keys,
-    column_from_arrow,
-    number_column,
-    require,
-)
-from jaxsparse.data.schema import ColumnSchema, DataError, FeatureColumn
-from jaxsparse.key_arrays import concatenate_keys
-from jaxsparse.ragged import Ragged
-
-Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
+from jaxsparse.data.columns import Columns
+from jaxsparse.data.joining import join_columns
+from jaxsparse.data.schema import ColumnSchema, DataError
+from jaxsparse.data.sources import Paths
+from jaxsparse.data.tables import csv_table, require_all, table_columns
 
 
 def from_files(
@@ -74,7 +62,7 @@ def read_files(paths: Paths, schema: ColumnSchema) -> Columns:
     if not files:
         raise DataError("no data files are given")
     parts = [_read_file(Path(path), schema) for path in files]
-    columns = {name: _join(name, [part[name] for part in parts]) for name in parts[0]}
+    columns = {name: join_columns(name, [part[name] for part in parts]) for name in parts[0]}
     if not len(columns[schema.label]):
         raise DataError(f"{', '.join(map(str, files))}: there are no rows")
     return columns
@@ -117,29 +105,12 @@ def _read_file(path: Path, schema: ColumnSchema) -> Columns:
 
 
 def _read_csv(path: Path, schema: ColumnSchema) -> Columns:
-    _require_all(read_header(path, schema.delimiter), schema)
+    require_all(read_header(path, schema.delimiter), schema)
     try:
-        return _to_columns(_csv_table(path, schema), schema)
+        return table_columns(csv_table(path, schema), schema)
     except (TypeError, ValueError):
         raise_first_problem(path, schema)
         raise
-
-
-def _csv_table(path: Path, schema: ColumnSchema) -> Any:
-    import pyarrow as pa
-    from pyarrow import csv as arrow_csv
-
-    roles = schema.roles()
-    types = {name: pa.string() for name in roles.pop("feature")}
-    types |= {name: pa.float64() for names in roles.values() for name in names}
-    return arrow_csv.read_csv(
-        path,
-        parse_options=arrow_csv.ParseOptions(delimiter=schema.delimiter),
-        # No text stands for null: an empty cell is an error in a column of numbers.
-        convert_options=arrow_csv.ConvertOptions(
-            column_types=types, include_columns=list(types), null_values=[]
-        ),
-    )
 
 
 def _read_parquet(path: Path, schema: ColumnSchema) -> Columns:
@@ -147,129 +118,9 @@ def _read_parquet(path: Path, schema: ColumnSchema) -> Columns:
     from pyarrow import parquet
 
     with parquet.ParquetFile(path) as file:
-        _require_all(file.schema_arrow.names, schema)
+        require_all(file.schema_arrow.names, schema)
         names = list({name for names in schema.roles().values() for name in names})
         # Row groups stay chunks of their own: nothing adds up their 32-bit offsets.
         groups = [file.read_row_group(i, columns=names) for i in range(file.num_row_groups)]
         table = pa.concat_tables(groups) if groups else file.schema_arrow.empty_table()
-    return _to_columns(table, schema)
-
-
-def _require_all(names: Sequence[str], schema: ColumnSchema) -> None:
-    for role, columns in schema.roles().items():
-        for column in columns:
-            require(names, column, role)
-
-
-def _to_columns(table: Any, schema: ColumnSchema) -> Columns:
-    columns: Columns = {
-        name: _keys(table.column(feature.column), feature)
-        for name, feature in schema.feature_columns().items()
-    }
-    for role in ("label", "weight", "dense"):
-        for name in schema.roles()[role]:
-            numbers = number_column(role, name, column_from_arrow(name, table.column(name)))
-            columns[name] = numbers
-            if role == "label" and schema.label_kind == "binary":
-                _refuse(name, numbers, (numbers != 0) & (numbers != 1), "label", "0 or 1")
-            if role == "weight":
-                _refuse(name, numbers, numbers < 0, "weight", ">= 0")
-    return columns
-
-
-def _refuse(name: str, values: Array, wrong: Array, role: str, expected: str) -> None:
-    if wrong.any():
-        row = int(wrong.argmax())
-        raise ValueError(
-            f"{role} column {name!r} must be {expected}, got {values[row]} at row {row}"
-        )
-
-
-def _keys(column: Any, feature: FeatureColumn) -> Column:
-    """Keys of a feature: integers, strings, or bags of them."""
-    import pyarrow as pa
-
-    name = str(feature.column)
-    is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-    if is_text and feature.separator is not None:
-        return _split(column, feature)
-    if is_text and feature.type == "integer" and not column.null_count:
-        return _integers(name, column)
-    keys = check_keys(name, column_from_arrow(name, column))
-    kind = (keys.values if isinstance(keys, Ragged) else keys).dtype.kind
-    if len(keys) and (kind in "iu") != (feature.type == "integer"):
-        held = "integer" if kind in "iu" else "string"
-        raise ValueError(f'feature column {name!r} holds {held}s; say type = "{held}"')
-    return keys
-
-
-def _split(column: Any, feature: FeatureColumn) -> Ragged:
-    """Bags out of cells of text; no key is between two separators that touch."""
-    import pyarrow.compute as pc
-
-    lists = pc.split_pattern(column, feature.separator)
-    is_empty = pc.equal(column, "").to_numpy(zero_copy_only=False).astype(bool)
-    lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)
-    # Splitting "" gives one "".
-    items = pc.list_flatten(lists).filter(np.repeat(~is_empty, lengths))
-    if pc.any(pc.equal(items, "")).as_py():
-        raise ValueError(f"feature column {feature.column!r} has an empty key in a list")
-    keys = (
-        _integers(str(feature.column), items)
-        if feature.type == "integer"
-        else items.to_numpy(zero_copy_only=False)
-    )
-    return Ragged.from_lengths(keys, np.where(is_empty, 0, lengths))
-
-
-def _integers(name: str, text: Any) -> Array:
-    """int64, or uint64 if only that holds all of them."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    # Arrow would read 0x10 as 16.
-    kinds = () if pc.any(pc.match_substring(text, "x")).as_py() else (pa.int64(), pa.uint64())
-    for kind in kinds:
-        try:
-            keys: Array = pc.cast(text, kind).to_numpy(zero_copy_only=False)
-        except pa.ArrowInvalid:
-            continue
-        return keys
-    wrong = pc.invert(pc.match_substring_regex(text, "^-?[0-9]+$"))
-    wrong = wrong.to_numpy(zero_copy_only=False).astype(bool)
-    if not wrong.any():
-        raise ValueError(
-            f"feature column {name!r} must hold integers of 64 bits, all signed or all unsigned"
-        )
-    row = int(wrong.argmax())
-    raise ValueError(
-        f"feature column {name!r} must hold integers, got {text[row]} at row {row}; "
-        'strings need type = "string"'
-    )
-
-
-def _join(name: str, parts: list[Column]) -> Column:
-    try:
-        if any(isinstance(part, Ragged) for part in parts):
-            bags = [part for part in parts if isinstance(part, Ragged)]
-            if len(bags) < len(parts):
-                raise TypeError("some files hold lists and others single keys")
-            return Ragged.concatenate([Ragged.from_lengths(*same) for same in _widened(bags)])
-        arrays = [part for part in parts if not isinstance(part, Ragged)]
-        return concatenate_keys(_common(arrays))
-    except TypeError as error:
-        raise DataError(f"column {name!r} differs between the files: {error}") from error
-
-
-def _widened(bags: list[Ragged]) -> list[tuple[Array, Array]]:
-    values = _common([bag.values for bag in bags])
-    return [(value, bag.lengths) for value, bag in zip(values, bags, strict=True)]
-
-
-def _common(arrays: list[Array]) -> list[Array]:
-    """Signed keys beside unsigned ones become unsigned where none is negative."""
-    if {array.dtype.kind for array in arrays} != {"i", "u"}:
-        return arrays
-    if any(array.size and array.min() < 0 for array in arrays):
-        return arrays
-    return [array.astype(np.uint64) for array in arrays]
+    return table_columns(table, schema)

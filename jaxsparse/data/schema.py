@@ -40,12 +40,31 @@ class FeatureColumn:
     """What separates the keys of a cell of text; an empty cell is an empty bag. None: one key a
     cell. List columns of Parquet files are bags without it."""
 
+    missing: int | str | None = None
+    """Key of an empty cell (CSV) or a null (Parquet) in a column of single keys, of the column's
+    type. None: they are errors, but for an empty cell of strings, which is the key ``""``."""
+
+    limit: int | None = None
+    """Integer keys must be in 0..limit - 1, as tables with identity keys demand it; None: any."""
+
     def __post_init__(self) -> None:
         """Validates the fields."""
         if self.type not in get_args(KeyType):
             raise ValueError(f"type must be one of {get_args(KeyType)}, got {self.type!r}")
         if self.separator == "":
             raise ValueError("separator must not be empty; leave it out where a cell is one key")
+        if self.limit is not None and (self.type != "integer" or self.limit < 1):
+            raise ValueError(f"limit must be >= 1 and is for integers, got {self.limit!r}")
+        self._check_missing()
+
+    def _check_missing(self) -> None:
+        if self.missing is None:
+            return
+        if self.separator is not None:
+            raise ValueError("missing is for single keys; with separator an empty cell is no key")
+        expected = int if self.type == "integer" else str
+        if not isinstance(self.missing, expected) or isinstance(self.missing, bool):
+            raise ValueError(f"missing must be a key of type {self.type}, got {self.missing!r}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,8 +72,8 @@ class ColumnSchema:
     """Roles of the columns; columns that are not named are not read.
 
     >>> schema = ColumnSchema(label="click", features={"item": "item_id"})
-    >>> schema.feature_columns()
-    {'item': FeatureColumn(column='item_id', type='integer', separator=None)}
+    >>> schema.feature_columns()["item"].column
+    'item_id'
     """
 
     label: str = "label"

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches out of files larger than memory, resumable at every batch.
+
+pyarrow decodes; the order is our own (`jaxsparse.data.order`). Grain was weighed: its pipelines
+move single records through Python, some 100 us each, where a whole block costs 1 us a row.
+
+What is held at a time: the rows of one window and one block. Files are indexed when the dataset
+is made: Parquet by its footers, text by counting lines in one pass (all rows are parsed in it
+where bad ones are skipped, so that all processes know how many are left without asking each other).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from jaxsparse.data.bad_rows import BadRows
+from jaxsparse.data.batch import Batch
+from jaxsparse.data.blocks import Format
+from jaxsparse.data.order import Int64s, block_order, process_part, window_order
+from jaxsparse.data.row_reader import IndexedFile, RowReader
+from jaxsparse.data.sources import Source
+
+State = dict[str, int | bool | str]
+
+LANES = 8
+"""Default number of lanes: up to so many processes share the decoding."""
+
+SHUFFLE_ROWS = 1 << 16
+"""Default length of the window in which rows are mixed."""
+
+
+class StreamDataset:
+    """Batches of the rows of files; made by `stream_files` and `stream_criteo`.
+
+    Every ``iter()`` is the next epoch. A position is (epoch, batch), whatever the number of
+    processes: what two processes saved four or one can restore, and the batches of the whole job
+    stay the same.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[tuple[Source, Format]],
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        shuffle_rows: int = SHUFFLE_ROWS,
+        num_lanes: int = LANES,
+        drop_last: bool = False,
+        process_index: int = 0,
+        process_count: int = 1,
+    ) -> None:
+        """Indexes the files; arguments are those of `stream_files`.
+
+        Raises:
+            ValueError: an argument is out of range.
+            DataError: a file cannot be read.
+        """
+        _check(batch_size, seed, shuffle_rows, num_lanes, process_index, process_count)
+        self._batch_size = batch_size
+        self._shuffle, self._seed, self._drop_last = shuffle, seed, drop_last
+        self._window_rows = max(shuffle_rows // batch_size, 1) * batch_size
+        self._num_lanes = num_lanes if shuffle else 1
+        self._process = (process_index, process_count)
+        self._files = _indexed(sources)
+        runs = [
+            [(number, block) for block in run]
+            for number, file in enumerate(self._files)
+            for run in file.index.runs
+        ]
+        self._run_lengths = [len(run) for run in runs]
+        self._blocks = [block for run in runs for block in run]
+        self._epoch = 0  # of the next batch, which is batch number _offset of it
+        self._offset = 0
+        self._restored = False
+
+    @property
+    def batch_size(self) -> int:
+        """Rows in a batch of the whole job; the last one may have fewer."""
+        return self._batch_size
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all files, without those that are skipped."""
+        return sum(file.index.num_rows for file in self._files)
+
+    @property
+    def files(self) -> list[str]:
+        """Paths of the files."""
+        return [file.source.path for file in self._files]
+
+    @property
+    def bad_rows(self) -> BadRows:
+        """What is skipped: rows by reason, with an example each."""
+        total = BadRows()
+        for file in self._files:
+            total.merge(file.index.bad)
+        return total
+
+    def __len__(self) -> int:
+        """Batches in an epoch, the same in every process."""
+        full, rest = divmod(self.num_rows, self._batch_size)
+        return full + (rest > 0 and not self._drop_last)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches of the next epoch, or after `restore` those left of the restored one.
+
+        In several processes: this process's part of each. Where a batch's rows do not share out
+        evenly, a copy of its first row with weight 0 fills a process up, so that all have equally
+        many; being a copy, it touches no row of a table that the batch would not touch.
+        """
+        if self._offset and not self._restored:
+            self._epoch, self._offset = self._epoch + 1, 0
+        self._restored = False
+        return self._batches(self._epoch, self._offset)
+
+    def state(self) -> State:
+        """Position after the last batch that was yielded, and what it depends on; plain json."""
+        return {"epoch": self._epoch, "offset": self._offset, **self._identity()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Lets the next ``iter()`` go on from a `state`, of this process or another.
+
+        Raises:
+            ValueError: the state is of other files, another batch size or another order.
+        """
+        missing = sorted({"epoch", "offset", *self._identity()} - set(state))
+        if missing:
+            raise ValueError(f"the state of the dataset lacks {missing}")
+        for name, here in self._identity().items():
+            if state[name] != here:
+                raise ValueError(
+                    f"the state was saved with {name}={state[name]}, but this dataset has "
+                    f"{name}={here}; the batches would differ"
+                )
+        epoch, offset = int(state["epoch"]), int(state["offset"])
+        if epoch < 0 or not 0 <= offset < max(len(self), 1):
+            raise ValueError(
+                f"epoch must be >= 0 and offset in 0..{len(self) - 1}, got {epoch} and {offset}"
+            )
+        self._epoch, self._offset, self._restored = epoch, offset, True
+
+    def _identity(self) -> State:
+        """What the batches depend on. Files may have moved, but not changed their lengths."""
+        names = "\n".join(f"{file.source.name} {file.source.num_bytes}" for file in self._files)
+        counts = [block.num_rows for _, block in self._blocks]
+        digest = xxhash.xxh3_64(names.encode() + np.asarray(counts, "<i8").tobytes())
+        return {
+            "files": digest.hexdigest(),
+            "num_rows": self.num_rows,
+            "batch_size": self._batch_size,
+            "shuffle": self._shuffle,
+            "seed": self._seed,
+            "shuffle_rows": self._window_rows,
+            "num_lanes": self._num_lanes,
+            "drop_last": self._drop_last,
+        }
+
+    def _batches(self, epoch: int, offset: int) -> Iterator[Batch]:
+        batches_per_window = self._window_rows // self._batch_size
+        order = range(len(self._blocks))
+        if self._shuffle:
+            order = block_order(self._run_lengths, self._seed, epoch).tolist()
+        with RowReader(self._files, [self._blocks[number] for number in order]) as rows:
+            for window in range(offset // batches_per_window, -(-len(self) // batches_per_window)):
+                first = window * batches_per_window
+                for number, batch in enumerate(self._window(rows, epoch, window), first):
+                    if number < offset:
+                        continue
+                    # Before the yield: whoever holds a batch finds it counted as seen.
+                    last = number + 1 == len(self)
+                    self._epoch, self._offset = (epoch + 1, 0) if last else (epoch, number + 1)
+                    yield batch
+
+    def _window(self, rows: RowReader, epoch: int, window: int) -> Iterator[Batch]:
+        """This process's part of a window's batches."""
+        start = window * self._window_rows
+        num_rows = min(self._window_rows, self.num_rows - start)
+        if self._shuffle:
+            lanes, seed = self._num_lanes, self._seed
+            order = window_order(num_rows, self._batch_size, lanes, seed, epoch, window)
+        else:
+            order = np.arange(num_rows)
+        if self._drop_last:
+            order = order[: num_rows // self._batch_size * self._batch_size]
+        parts = [
+            self._part(order[begin : begin + self._batch_size])
+            for begin in range(0, len(order), self._batch_size)
+        ]
+        is_needed = np.zeros(num_rows, bool)
+        for part, _ in parts:
+            is_needed[part] = True
+        held = rows.take(start + np.flatnonzero(is_needed))
+        places = np.cumsum(is_needed) - 1
+        for part, num_padding in parts:
+            batch = held.take(places[part])
+            yield _with_padding(batch, num_padding) if num_padding else batch
+
+    def _part(self, order: Int64s) -> tuple[Int64s, int]:
+        """Rows of a batch for this process, padding at their end, and how many are padding."""
+        index, count = self._process
+        own = order[process_part(len(order), index, count)]
+        num_padding = -(-len(order) // count) - len(own)
+        return np.concatenate([own, np.repeat(order[:1], num_padding)]), num_padding
+
+
+def _with_padding(batch: Batch, num_padding: int) -> Batch:
+    """The batch with weight 0 for its last rows."""
+    weights = np.ones(batch.num_samples, np.float32) if batch.weights is None else batch.weights
+    weights[-num_padding:] = 0
+    return dataclasses.replace(batch, weights=weights)
+
+
+def _indexed(sources: Sequence[tuple[Source, Format]]) -> list[IndexedFile]:
+    """Indexes files side by side: decompression and counting leave Python's lock alone."""
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
+        return list(pool.map(lambda pair: IndexedFile(*pair), sources))
+
+
+def _check(
+    batch_size: int,
+    seed: int,
+    shuffle_rows: int,
+    num_lanes: int,
+    process_index: int,
+    process_count: int,
+) -> None:
+    least = {"batch_size": batch_size, "shuffle_rows": shuffle_rows, "num_lanes": num_lanes}
+    for name, value in {**least, "process_count": process_count}.items():
+        if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name} must be an int >= 1, got {value!r}")
+    if seed < 0:
+        raise ValueError(f"seed must be >= 0, got {seed}")
+    if not 0 <= process_index < process_count:
+        raise ValueError(f"process_index must be in 0..{process_count - 1}, got {process_index}")
+    if batch_size % process_count:
+        raise ValueError(
+            f"batch_size must be a multiple of the {process_count} processes, got {batch_size}"
+        )

@@ -1,0 +1,553 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streamed files: every row once an epoch, in one order for any number of processes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jaxsparse.data import (
+    ColumnSchema,
+    DataError,
+    FeatureColumn,
+    StreamDataset,
+    read_files,
+    row_reader,
+    stream_criteo,
+    stream_files,
+)
+from jaxsparse.data.criteo import CriteoParser
+from jaxsparse.data.csv_blocks import CsvParser
+from jaxsparse.data.joining import join_batches
+from jaxsparse.data.order import block_order, window_order
+from jaxsparse.data.parquet_blocks import ParquetFormat
+from jaxsparse.data.sources import find_sources
+from jaxsparse.data.text_blocks import TextFormat
+from tests.data.files import (
+    IDS,
+    criteo_bytes,
+    criteo_cells,
+    flat,
+    ids_of,
+    write_bytes,
+    write_ids,
+)
+
+
+def small_blocks(paths: Any, batch_size: int, **options: Any) -> StreamDataset:
+    """A dataset whose text blocks are a few rows long."""
+    form = TextFormat(CriteoParser(on_bad_row=options.pop("on_bad_row", "error")), 600)
+    return StreamDataset([(source, form) for source in find_sources(paths)], batch_size, **options)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """111 rows in three kinds of files."""
+    return [
+        write_ids(tmp_path / "a.parquet", range(50), row_group_size=7),
+        write_ids(tmp_path / "b.csv", range(50, 81)),
+        write_ids(tmp_path / "c.parquet", range(81, 111), row_group_size=30),
+    ]
+
+
+def shuffled(files: list[Path], batch_size: int = 12, **options: Any) -> StreamDataset:
+    options = {"shuffle": True, "seed": 5, "shuffle_rows": 36, **options}
+    return stream_files(files, IDS, batch_size, **options)
+
+
+def test_every_row_once_an_epoch(files: list[Path]) -> None:
+    dataset = shuffled(files)
+    epochs = [ids_of(dataset) for _ in range(3)]
+    for epoch in epochs:
+        assert [len(batch) for batch in epoch] == [12] * 9 + [3]
+        assert sorted(flat(epoch)) == list(range(111))
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert ids_of(shuffled(files)) == epochs[0]
+    assert ids_of(shuffled(files, seed=6)) != epochs[0]
+    assert (len(dataset), dataset.num_rows, dataset.batch_size) == (10, 111, 12)
+
+
+def test_without_shuffle_rows_come_in_order(files: list[Path]) -> None:
+    assert flat(ids_of(stream_files(files, IDS, 12))) == list(range(111))
+    batches = ids_of(stream_files(files, IDS, 12, drop_last=True))
+    assert flat(batches) == list(range(108))
+    assert len(ids_of(shuffled(files, drop_last=True))) == 9
+
+
+def test_rows_are_mixed_over_files(files: list[Path]) -> None:
+    first = ids_of(shuffled(files, shuffle_rows=120))[0]
+    assert len({number // 37 for number in first}) == 3
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("count", [2, 3, 4, 6])
+def test_processes_share_the_same_batches(files: list[Path], count: int, shuffle: bool) -> None:
+    options: dict[str, Any] = {"shuffle": shuffle, "shuffle_rows": 36, "seed": 2}
+    alone = ids_of(stream_files(files, IDS, 12, **options))
+    processes = [
+        list(stream_files(files, IDS, 12, process_index=p, process_count=count, **options))
+        for p in range(count)
+    ]
+    assert {len(batches) for batches in processes} == {len(alone)}
+    for number, whole in enumerate(alone):
+        parts = [batches[number] for batches in processes]
+        # Equally many in each, and without the padding the batch of one process.
+        assert {part.num_samples for part in parts} == {-(-len(whole) // count)}
+        assert flat(ids_of(parts)) == whole
+        for part in parts:
+            if part.weights is not None:
+                padding = part.features["id"][part.weights == 0]
+                assert set(padding.tolist()) <= {whole[0]}
+
+
+def test_processes_decode_their_share_only(files: list[Path], monkeypatch: Any) -> None:
+    """Of lanes that are as many as the processes, each reads but its own blocks."""
+    read: list[int] = []
+    original = row_reader.RowReader._block
+
+    def counting(self: Any, number: int) -> Any:
+        if self._last[0] != number:
+            read.append(number)
+        return original(self, number)
+
+    monkeypatch.setattr(row_reader.RowReader, "_block", counting)
+    one_row_blocks = [write_ids(files[0], range(96), row_group_size=1)]
+    options = {"process_count": 4, "num_lanes": 4, "shuffle_rows": 48}
+    list(shuffled(one_row_blocks, process_index=2, **options))
+    assert len(read) == len(set(read)) == 96 // 4
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz"])
+@pytest.mark.parametrize("members", [1, 6])
+def test_blocks_of_text(tmp_path: Path, name: str, members: int) -> None:
+    rows = criteo_cells(60)
+    path = write_bytes(tmp_path / name, criteo_bytes(rows), members)
+    expected = flat(ids_of(stream_criteo(path, 8), "C1"))
+    assert expected == list(range(60))
+    dataset = small_blocks(path, 8)
+    assert flat(ids_of(dataset, "C1")) == expected
+    mixed = small_blocks(path, 8, shuffle=True, shuffle_rows=16)
+    epochs = [flat(ids_of(mixed, "C1")) for _ in range(2)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == expected
+    assert epochs[0] != epochs[1]
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz"])
+def test_lines_are_numbered_over_blocks(tmp_path: Path, name: str) -> None:
+    lines = criteo_bytes(criteo_cells(60)).splitlines(keepends=True)
+    lines[41] = b"0\n"
+    path = write_bytes(tmp_path / name, b"".join(lines))
+    with pytest.raises(DataError, match=r"line 42: expected 40 columns, got 1"):
+        list(small_blocks(path, 8))
+    dataset = small_blocks(path, 8, on_bad_row="skip", shuffle=True)
+    assert sorted(flat(ids_of(dataset, "C1"))) == [k for k in range(60) if k != 41]
+
+
+# --- resuming -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stop", [0, 1, 5, 9, 10, 13])
+def test_resuming_in_a_fresh_object(files: list[Path], stop: int) -> None:
+    dataset = shuffled(files)
+    whole = [ids for _ in range(2) for ids in ids_of(dataset)]
+    first, seen = shuffled(files), []
+    batches = iter(first)
+    for _ in range(stop):
+        batch = next(batches, None)
+        if batch is None:
+            batches = iter(first)
+            batch = next(batches)
+        seen += ids_of([batch])
+    fresh = shuffled(files)
+    fresh.restore(json.loads(json.dumps(first.state())))
+    rest = [ids for _ in range(2) for ids in ids_of(fresh)]
+    assert (seen + rest)[: len(whole)] == whole
+
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from tests.data.files import ids_of
+from tests.data.test_stream import shuffled
+dataset = shuffled([Path(path) for path in sys.argv[2:]])
+dataset.restore(json.loads(sys.argv[1]))
+print(json.dumps(ids_of(dataset)))
+"""
+
+
+def test_resuming_in_a_new_process(files: list[Path]) -> None:
+    dataset = shuffled(files)
+    whole = ids_of(dataset)
+    dataset = shuffled(files)
+    batches = iter(dataset)
+    for _ in range(4):
+        next(batches)
+    command = [sys.executable, "-c", SCRIPT, json.dumps(dataset.state()), *map(str, files)]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=root)
+    assert json.loads(done.stdout) == whole[4:]
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (4, 2), (2, 1)])
+def test_resuming_with_another_number_of_processes(
+    files: list[Path], before: int, after: int
+) -> None:
+    """The same batches of the whole job, at any batch: no row is seen twice or lost."""
+    whole = ids_of(shuffled(files))
+
+    def processes(count: int) -> list[StreamDataset]:
+        return [shuffled(files, process_index=p, process_count=count) for p in range(count)]
+
+    old, new = processes(before), processes(after)
+    iterators = [iter(dataset) for dataset in old]
+    for number in range(5):
+        assert flat(ids_of([next(i) for i in iterators])) == whole[number]
+    assert len({json.dumps(dataset.state()) for dataset in old}) == 1
+    for dataset in new:
+        dataset.restore(old[-1].state())
+    parts = [ids_of(dataset) for dataset in new]
+    rest = [flat(batch) for batch in zip(*parts, strict=True)]
+    assert rest == whole[5:]
+
+
+def test_states_of_other_datasets_are_refused(files: list[Path]) -> None:
+    state = shuffled(files).state()
+    for change, text in {
+        "batch_size": "batch_size=12, but this dataset has batch_size=6",
+        "seed": "seed=5, but this dataset has seed=6",
+        "shuffle_rows": "shuffle_rows=36, but this dataset has shuffle_rows=60",
+        "num_lanes": "num_lanes=8, but this dataset has num_lanes=6",
+    }.items():
+        other = shuffled(files, **{change: 60 if change == "shuffle_rows" else 6})
+        with pytest.raises(ValueError, match=text):
+            other.restore(state)
+    with pytest.raises(ValueError, match="files="):
+        shuffled(files[::-1]).restore(state)
+    with pytest.raises(ValueError, match="lacks"):
+        shuffled(files).restore({"epoch": 0})
+    with pytest.raises(ValueError, match=r"offset in 0\.\.9, got 0 and 10"):
+        shuffled(files).restore({**state, "offset": 10})
+
+
+def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
+    path = write_ids(tmp_path / "a.csv", range(10, 50))
+    dataset = stream_files(path, IDS, 8)
+    write_ids(path, range(10, 30))
+    with pytest.raises(DataError, match="rows where 40 were counted; has the file changed"):
+        list(dataset)
+
+
+# --- files ----------------------------------------------------------------------------------
+
+
+def test_globs_and_urls(tmp_path: Path) -> None:
+    write_ids(tmp_path / "b.parquet", range(5, 9))
+    write_ids(tmp_path / "a.parquet", range(5))
+    pattern = str(tmp_path / "*.parquet")
+    assert flat(ids_of(stream_files(pattern, IDS, 4))) == list(range(9))
+    with pytest.raises(DataError, match=r"\*\.csv: no file matches"):
+        stream_files(str(tmp_path / "*.csv"), IDS, 4)
+    with pytest.raises(DataError, match=r"c\.parquet: no such file"):
+        stream_files(tmp_path / "c.parquet", IDS, 4)
+    with pytest.raises(DataError, match="not a file"):
+        stream_files(tmp_path, IDS, 4)
+    with pytest.raises(DataError, match="unknown kind of file; known are"):
+        stream_files(write_bytes(tmp_path / "a.txt", b"x"), IDS, 4)
+    with pytest.raises(DataError, match="no data files are given"):
+        stream_files([], IDS, 4)
+
+
+def test_urls_through_fsspec(tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    memory = fsspec.filesystem("memory")
+    for name in ("a.parquet", "b.parquet"):
+        memory.pipe(f"/jaxsparse/{name}", write_ids(tmp_path / name, range(6)).read_bytes())
+    memory.pipe("/jaxsparse/c.tsv.gz", gzip.compress(criteo_bytes(criteo_cells(9))))
+    try:
+        dataset = stream_files("memory://jaxsparse/*.parquet", IDS, 4)
+        assert flat(ids_of(dataset)) == [*range(6), *range(6)]
+        assert dataset.files[0] == "memory://jaxsparse/a.parquet"
+        criteo = stream_criteo("memory://jaxsparse/c.tsv.gz", 4)
+        assert flat(ids_of(criteo, "C1")) == list(range(9))
+        with pytest.raises(DataError, match=r"memory://jaxsparse/d\.parquet: no such file"):
+            stream_files("memory://jaxsparse/d.parquet", IDS, 4)
+        with pytest.raises(DataError, match="nosuch"):
+            stream_files("nosuch://x/d.parquet", IDS, 4)
+    finally:
+        memory.rm("/jaxsparse", recursive=True)
+
+
+SCHEMA = ColumnSchema(
+    label="click",
+    dense=("age",),
+    weight="w",
+    features={
+        "item": FeatureColumn(column="item", missing=99),
+        "city": FeatureColumn(type="string"),
+        "tags": FeatureColumn(separator="|"),
+    },
+)
+CSV = "\n".join(
+    [
+        "click,item,city,tags,age,w",
+        '1,7,"a, ""b""",1|2,0.5,1',
+        "",
+        '0,,"two',
+        'lines",,1,0',
+        "1,18446744073709551615,x,5,-1,2",
+        "",
+    ]
+)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
+@pytest.mark.parametrize("block_bytes", [16, 40, 4096])
+def test_csv(tmp_path: Path, name: str, block_bytes: int) -> None:
+    path = write_bytes(tmp_path / name, CSV.encode())
+    form = TextFormat(CsvParser(SCHEMA), block_bytes)
+    dataset = StreamDataset([(source, form) for source in find_sources(path)], 1)
+    batches = list(dataset)
+    assert [b.features["item"][0] for b in batches] == [7, 99, 2**64 - 1]
+    assert [b.features["city"][0] for b in batches] == ['a, "b"', "two\nlines", "x"]
+    assert [b.features["tags"].values.tolist() for b in batches] == [[1, 2], [], [5]]
+    assert [b.dense.tolist() for b in batches] == [[[0.5]], [[1]], [[-1]]]
+    assert [b.weights.tolist() for b in batches] == [[1], [0], [2]]
+
+
+def test_csv_like_the_reader_in_memory(tmp_path: Path) -> None:
+    path = write_bytes(tmp_path / "a.csv", CSV.replace(",,", ",3,").encode())
+    schema = ColumnSchema(label="click", features={"item": "item", "city": SCHEMA.features["city"]})
+    columns = read_files(path, schema)
+    batch = join_batches(list(stream_files(path, schema, 2)))
+    assert batch.features["item"].tolist() == columns["item"].tolist()
+    assert batch.features["city"].tolist() == columns["city"].tolist()
+
+
+def test_bad_csv_rows(tmp_path: Path) -> None:
+    lines = CSV.splitlines(keepends=True)
+    bad = ["2,1,x,,1,1\n", "1,x,y,,1,1\n", "1,1,1\n", '1,1,"\n\n",,nan,1\n']
+    path = write_bytes(tmp_path / "a.csv", "".join([*lines[:3], *bad, *lines[3:]]).encode())
+    with pytest.raises(DataError, match=r"line 4: label column 'click' must be 0 or 1, got '2'"):
+        list(stream_files(path, SCHEMA, 2))
+    dataset = stream_files(path, SCHEMA, 2, on_bad_row="skip")
+    assert dataset.num_rows == 3
+    assert join_batches(list(dataset)).labels.tolist() == [1, 0, 1]
+    found = dataset.bad_rows.report()
+    assert [entry["rows"] for entry in found.values()] == [1] * 4
+    texts = " ".join(entry["example"] for entry in found.values())
+    assert "a.csv, line 5: feature column 'item' must be an integer" in texts
+    assert "a.csv, line 6: expected 6 columns, got 3" in texts
+    assert "a.csv, line 9: dense column 'age' must be a finite number, got 'nan'" in texts
+
+
+def test_signed_beside_unsigned_keys(tmp_path: Path) -> None:
+    lines = ["label,id\n", *["0,1\n"] * 5, f"1,{2**64 - 1}\n"]
+    path = write_bytes(tmp_path / "a.csv", "".join(lines).encode())
+    form = TextFormat(CsvParser(IDS), 16)
+    batches = list(StreamDataset([(source, form) for source in find_sources(path)], 6))
+    assert flat(ids_of(batches)) == [1] * 5 + [2**64 - 1]
+    path = write_bytes(path, "".join([*lines[:5], "0,-1\n", lines[-1]]).encode())
+    with pytest.raises(DataError, match=r"column 'id' .*int64 and uint64 have no exact"):
+        list(StreamDataset([(source, form) for source in find_sources(path)], 6))
+
+
+def test_a_quote_that_is_not_doubled(tmp_path: Path) -> None:
+    schema = ColumnSchema(features={"disk": FeatureColumn(type="string")})
+    path = write_bytes(tmp_path / "a.csv", b'label,disk\n0,5" disk\n1,3 disk\n')
+    with pytest.raises(DataError, match=r"lines from 2 on: .* a quote that is not doubled"):
+        list(stream_files(path, schema, 2))
+
+
+def test_a_missing_column(tmp_path: Path) -> None:
+    schema = ColumnSchema(features={"id": "idd"})
+    for name in ("a.csv", "a.parquet"):
+        path = write_ids(tmp_path / name, range(3))
+        with pytest.raises(DataError, match=rf"{name}: there is no feature column 'idd'; did you"):
+            stream_files(path, schema, 2)
+
+
+def test_bad_parquet_rows(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "click": [1, 2, 0, 1, 1, None],
+            "item": ["5", "6", "x", "7", "8", "9"],
+            "tags": [[1], [2], [3], [4, None], None, [6]],
+            "age": [0.0, 1.0, 2.0, 3.0, float("nan"), 5.0],
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=3)
+    schema = ColumnSchema(label="click", dense=("age",), features={"item": "item", "tags": "tags"})
+    with pytest.raises(DataError, match=r"a\.parquet, row 1: label column 'click' must be 0 or 1"):
+        list(stream_files(tmp_path / "a.parquet", schema, 2))
+    dataset = stream_files(tmp_path / "a.parquet", schema, 2, on_bad_row="skip")
+    assert join_batches(list(dataset)).features["item"].tolist() == [5]
+    texts = " ".join(dataset.bad_rows.examples.values())
+    assert dataset.bad_rows.total == 5
+    assert "row 2: feature column 'item' must be an integer of 64 bits, got x" in texts
+    assert "row 3: feature column 'tags' must be keys without nulls, got [4, None]" in texts
+    assert "row 4: dense column 'age' must be a finite number, got nan" in texts
+
+
+def test_keys_beyond_a_limit(tmp_path: Path) -> None:
+    """What tables with identity keys would refuse is named with its place in the file."""
+    features = {"a": FeatureColumn(limit=8), "b": FeatureColumn(limit=8, separator="|")}
+    schema = ColumnSchema(features=features)
+    path = write_bytes(tmp_path / "a.csv", b"label,a,b\n0,1,2|3\n0,8,\n1,7,1|-1\n1,7,7\n")
+    with pytest.raises(DataError, match=r"a\.csv, line 3: .* 'a' must be in 0\.\.7, got '8'"):
+        list(stream_files(path, schema, 2))
+    skipping = stream_files(path, schema, 2, on_bad_row="skip")
+    assert (skipping.num_rows, skipping.bad_rows.total) == (2, 2)
+    keys = pa.array([1, 2**63, 7, 0], pa.uint64())
+    table = pa.table({"label": [0] * 4, "a": keys, "b": [[1], [2], [3, 9], None]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    text = rf"a\.parquet, row 1: .* 'a' must be in 0\.\.7, got {2**63}"
+    with pytest.raises(DataError, match=text):
+        list(stream_files(tmp_path / "a.parquet", schema, 2))
+    skipping = stream_files(tmp_path / "a.parquet", schema, 2, on_bad_row="skip")
+    assert (skipping.num_rows, skipping.bad_rows.total) == (2, 2)
+    with pytest.raises(DataError, match=r"line 3: .* 'a' must be in 0\.\.7, got '8'"):
+        read_files(path, schema)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"limit": 0}, "limit must be >= 1 and is for integers, got 0"),
+        ({"limit": 5, "type": "string"}, "limit must be >= 1 and is for integers, got 5"),
+        ({"missing": "x"}, "missing must be a key of type integer, got 'x'"),
+        ({"missing": 1, "type": "string"}, "missing must be a key of type string, got 1"),
+        ({"missing": 1, "separator": "|"}, "missing is for single keys"),
+    ],
+)
+def test_columns(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        FeatureColumn(**options)
+
+
+def test_broken_parquet_files(tmp_path: Path) -> None:
+    path = write_ids(tmp_path / "a.parquet", range(5000), row_group_size=500)
+    data = path.read_bytes()
+    path.write_bytes(data[:-20])
+    with pytest.raises(DataError, match=r"a\.parquet: "):
+        stream_files(path, IDS, 4)
+    broken = bytearray(data)
+    broken[3000:3400] = bytes(400)
+    path.write_bytes(broken)
+    with pytest.raises(DataError, match=r"a\.parquet: "):
+        list(stream_files(path, IDS, 4))
+
+
+def test_keys_of_a_wrong_kind(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"label": [0], "id": [1.0]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="feature column 'id' must hold integers or strings"):
+        stream_files(tmp_path / "a.parquet", IDS, 1, on_bad_row="skip")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"batch_size": 0}, "batch_size must be an int >= 1, got 0"),
+        ({"shuffle_rows": 0}, "shuffle_rows must be an int >= 1"),
+        ({"seed": -1}, "seed must be >= 0, got -1"),
+        ({"process_index": 2, "process_count": 2}, "process_index must be in 0..1, got 2"),
+        ({"process_count": 5}, "batch_size must be a multiple of the 5 processes, got 12"),
+        ({"on_bad_row": "drop"}, "on_bad_row must be one of .*, got 'drop'"),
+    ],
+)
+def test_arguments(files: list[Path], options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        shuffled(files, **options)
+
+
+# --- the order ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_rows", [1, 11, 12, 35, 36])
+@pytest.mark.parametrize("num_lanes", [1, 4, 8, 50])
+def test_a_window_is_a_permutation(num_rows: int, num_lanes: int) -> None:
+    order = window_order(num_rows, 12, num_lanes, seed=1, epoch=2, window=3)
+    assert sorted(order.tolist()) == list(range(num_rows))
+
+
+def test_lanes_are_contiguous(num_rows: int = 48) -> None:
+    order = window_order(num_rows, 12, 4, 0, 0, 0).reshape(4, 4, 3)
+    for lane in range(4):
+        assert sorted(order[:, lane].ravel()) == list(range(12 * lane, 12 * lane + 12))
+
+
+def test_runs_stay_together() -> None:
+    order = block_order([3, 1, 0, 4, 1], seed=7, epoch=0).tolist()
+    assert sorted(order) == list(range(9))
+    for run in ([0, 1, 2], [4, 5, 6, 7]):
+        assert order[order.index(run[0]) :][: len(run)] == run
+
+
+def test_an_order_does_not_change_between_versions() -> None:
+    """Saved positions would mean other rows."""
+    assert block_order([1] * 8, seed=1, epoch=2).tolist() == BLOCKS
+    assert window_order(16, 4, 2, 1, 2, 3).tolist() == WINDOW
+
+
+BLOCKS = [6, 0, 7, 5, 1, 4, 3, 2]
+WINDOW = [0, 6, 8, 15, 2, 5, 10, 14, 4, 7, 13, 9, 3, 1, 12, 11]
+
+
+def test_large_row_groups_are_read_in_parts(tmp_path: Path) -> None:
+    path = write_ids(tmp_path / "a.parquet", range(1000), row_group_size=700)
+    form = ParquetFormat(IDS, block_rows=64)
+    dataset = StreamDataset([(source, form) for source in find_sources(path)], 50)
+    assert flat(ids_of(dataset)) == list(range(1000))
+    again = StreamDataset(
+        [(source, form) for source in find_sources(path)], 50, shuffle=True, shuffle_rows=100
+    )
+    assert np.array_equal(np.sort(flat(ids_of(again))), np.arange(1000))
+
+
+# --- memory ---------------------------------------------------------------------------------
+
+MEMORY_SCRIPT = """
+import sys
+from pathlib import Path
+from jaxsparse.data import Prefetcher, stream_criteo, stream_files
+from tests.data.files import IDS
+kind, path = sys.argv[1:]
+options = {"shuffle": True, "shuffle_rows": 8192}
+if kind == "parquet":
+    dataset = stream_files(path, IDS, 1024, **options)
+else:
+    dataset = stream_criteo(path, 1024, **options)
+rows = sum(batch.num_samples for batch in Prefetcher(dataset))
+# Of this process alone: getrusage would tell of its parent's.
+peak = Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]
+print(rows, peak)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+@pytest.mark.parametrize("kind", ["tsv", "tsv.gz", "parquet"])
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, kind: str) -> None:
+    peaks = []
+    for times in (1, 10):
+        path = tmp_path / f"{times}.{kind}"
+        num_rows = (400_000 if kind == "parquet" else 50_000) * times
+        if kind == "parquet":
+            write_ids(path, range(num_rows), row_group_size=20_000)
+        else:
+            write_bytes(path, criteo_bytes(criteo_cells(5000)) * (num_rows // 5000))
+        command = [sys.executable, "-c", MEMORY_SCRIPT, kind, str(path)]
+        root = Path(__file__).parents[2]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=root)
+        rows, peak = map(int, done.stdout.split())
+        assert rows == num_rows
+        peaks.append(peak)
+    assert peaks[1] <= 1.05 * peaks[0], peaks
