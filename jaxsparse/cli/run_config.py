@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from jaxsparse.cli.dense_optimizers import DenseAdagrad, DenseAdam, DenseSGD
 from jaxsparse.cli.table_config import FeatureSection, TableSection
 from jaxsparse.config import one_of, override, parse, read_toml
-from jaxsparse.data import ColumnSchema, SyntheticConfig
+from jaxsparse.data import ColumnSchema, CriteoFiles, SyntheticConfig
 from jaxsparse.train.batches import OnBadSample
 
 SYNTHETIC = Path(__file__).with_name("synthetic.toml")
@@ -170,7 +170,7 @@ class RunConfig:
     """A whole run."""
 
     run: RunSection = RunSection()
-    data: Annotated[Any, one_of(synthetic=SyntheticData, files=FileData)]
+    data: Annotated[Any, one_of(synthetic=SyntheticData, files=FileData, criteo=CriteoFiles)]
     table_defaults: TableSection = dataclasses.field(default_factory=TableSection)
     tables: dict[str, TableSection] = dataclasses.field(default_factory=dict)
     feature_defaults: FeatureSection = dataclasses.field(default_factory=FeatureSection)
@@ -184,7 +184,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Validates what needs two sections."""
-        has_valid = isinstance(self.data, FileData) and bool(self.data.valid)
+        has_valid = isinstance(self.data, FileData | CriteoFiles) and bool(self.data.valid)
         if self.train.keep_best and not has_valid:
             raise ValueError("train.keep_best needs data.valid, the files it chooses by")
 

@@ -12,7 +12,15 @@ import numpy as np
 
 from jaxsparse.cli.run_config import FileData, RunConfig, SyntheticData
 from jaxsparse.config import ConfigError
-from jaxsparse.data import ArrayDataset, DataError, from_arrays, from_files, synthetic_click_log
+from jaxsparse.data import (
+    ArrayDataset,
+    CriteoFiles,
+    DataError,
+    StreamDataset,
+    from_arrays,
+    from_files,
+    synthetic_click_log,
+)
 from jaxsparse.hashing import Identity
 from jaxsparse.ragged import Ragged
 from jaxsparse.specs import FeatureSpec
@@ -26,7 +34,7 @@ class Split:
     """One part of the data."""
 
     name: SplitName
-    dataset: ArrayDataset
+    dataset: ArrayDataset | StreamDataset
     best_auc: float | None = None
     """AUC of the true probabilities, where they are known."""
 
@@ -47,6 +55,9 @@ def load_split(config: RunConfig, name: SplitName, features: Sequence[FeatureSpe
         }
     if isinstance(config.data, SyntheticData):
         return _generate(config.data, name, options)
+    if isinstance(config.data, CriteoFiles):
+        stream = config.data.stream(name, **options)
+        return None if stream is None else Split(name, stream)
     paths = config.data.paths(name)
     if not paths:
         return None

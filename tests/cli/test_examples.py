@@ -8,6 +8,7 @@ import os
 import pathlib
 import time
 
+import numpy as np
 import pytest
 
 from jaxsparse.cli import main
@@ -28,7 +29,7 @@ def test_the_built_in_example_is_the_one_in_examples() -> None:
     assert (EXAMPLES / "synthetic.toml").read_bytes() == SYNTHETIC.read_bytes()
 
 
-@pytest.mark.parametrize("name", ["synthetic", "frappe"])
+@pytest.mark.parametrize("name", ["synthetic", "frappe", "criteo"])
 def test_every_example_can_be_planned(name: str) -> None:
     assert main(["plan", str(EXAMPLES / f"{name}.toml")]) == 0
 
@@ -48,6 +49,26 @@ def train_synthetic(capsys: pytest.CaptureFixture[str], *assignments: str) -> di
     result: dict[str, float] = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["best_auc"] >= 0.78
     return result
+
+
+def test_criteo_runs_on_its_format(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    lines = []
+    for _ in range(96):
+        integers = ["" if v < 0 else str(v) for v in rng.integers(-1, 50, 13)]
+        hexadecimals = [f"{v:08x}" if v else "" for v in rng.integers(0, 20, 26)]
+        lines.append("\t".join([str(rng.integers(0, 2)), *integers, *hexadecimals]))
+    for name in ("train.txt", "test.txt"):
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    small = ["table_defaults.vocabulary_size=100", "train.batch_size=32", "mesh.devices=1"]
+    files = [f"data.dir={tmp_path}", "data.train=train.txt", "data.valid=[]", "data.test=test.txt"]
+    command = ["train", str(EXAMPLES / "criteo.toml"), "--set", *small, *files]
+    assert main([*command, "train.keep_best=false"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["step"] == 3 and result["num_samples"] == 96
+    assert result["loss"] < 2
 
 
 @pytest.mark.slow
