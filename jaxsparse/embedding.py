@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxsparse import programs
+from jaxsparse import checks, programs
 from jaxsparse.ladder import Ladder, SlabNeed, SlabShape, bucket, smallest_shape
 from jaxsparse.layout import Layout
 from jaxsparse.local import LocalEmbedding, Residuals
@@ -66,6 +66,7 @@ class EmbeddingCollection:
 
     def __post_init__(self) -> None:
         """Validates the features and normalises them to a tuple."""
+        checks.check_mesh(self.mesh)
         object.__setattr__(self, "features", tuple(self.features))
         if not self.features:
             raise ValueError("EmbeddingCollection: features is empty, expected at least one")
@@ -82,6 +83,10 @@ class EmbeddingCollection:
                     f"EmbeddingCollection: two different tables are named "
                     f"{other.name!r}: {first} and {other}"
                 )
+
+        for table in self.tables.values():
+            if table.trainable:
+                checks.check_rule(table.name, table.optimizer, table.embedding_dim)
 
     @functools.cached_property
     def _identity(self) -> Hashable:
@@ -146,6 +151,11 @@ class EmbeddingCollection:
         """Where every row lies."""
         return self.plan.layout
 
+    @functools.cached_property
+    def layout_fingerprint(self) -> str:
+        """Names the layout: states of one fingerprint fit each other's collections."""
+        return checks.layout_fingerprint(self.layout)
+
     @property
     def local(self) -> LocalEmbedding:
         """The same functions on per-device blocks, for use inside a ``shard_map``."""
@@ -159,7 +169,7 @@ class EmbeddingCollection:
             else ()
             for slab in self.layout.slabs
         )
-        return state_spec(self.layout, self.axes, names)
+        return state_spec(self.layout, self.axes, names, self.layout_fingerprint)
 
     def init(self, key: jax.Array) -> EmbeddingState:
         """A fresh state; rows depend on (key, table name, id), not on the mesh.
@@ -167,6 +177,7 @@ class EmbeddingCollection:
         Args:
             key: typed JAX key, such as ``jax.random.key(0)``.
         """
+        checks.check_key(key)
         rates = {
             name: np.float32(1.0 if callable(rate) else rate)
             for name, table in self.tables.items()
@@ -216,6 +227,7 @@ class EmbeddingCollection:
             mesh by sample; and residuals for `update`.
         """
         self.check_ids(ids)
+        checks.check_state(state, self.layout_fingerprint)
         acts, asked, vectors = programs.lookup(self, state, ids)
         # jit sorts dicts by name; the declared order is the one `local.lookup` gives.
         in_order = {spec.name: acts[spec.name] for spec in self.features}
@@ -257,8 +269,11 @@ class EmbeddingCollection:
         enabled: jax.Array | bool = True,
     ) -> EmbeddingState:
         """Makes the update of a sparse gradient, such as a merged or clipped one."""
+        checks.check_state(state, self.layout_fingerprint)
+        trainable = [slab for slab in self.layout.slabs if slab.trainable]
+        checks.check_row_grads(row_grads, tuple(slab.rows_per_shard for slab in trainable))
         new: EmbeddingState = programs.apply(
-            self, state, row_grads, jnp.asarray(step, jnp.int32), jnp.asarray(enabled, bool)
+            self, state, row_grads, checks.checked_step(step), jnp.asarray(enabled, bool)
         )
         return new
 
@@ -279,13 +294,16 @@ class EmbeddingCollection:
     def read(self, state: EmbeddingState, table: str, keys: npt.ArrayLike) -> npt.NDArray[Any]:
         """Rows ``[n, D]`` of a table by key, in its dtype; a collective over the mesh."""
         slab_index = self._slab_index(table)
+        checks.check_state(state, self.layout_fingerprint)
         return self._gather(state.slabs[slab_index], table, keys)
 
     def read_slots(
         self, state: EmbeddingState, table: str, keys: npt.ArrayLike
     ) -> dict[str, npt.NDArray[Any]]:
         """Slot variables ``[n, D]`` or ``[n]`` of a table by key; empty for a frozen table."""
-        slots = state.slots[self._slab_index(table)]
+        slab_index = self._slab_index(table)
+        checks.check_state(state, self.layout_fingerprint)
+        slots = state.slots[slab_index]
         return {name: self._gather(array, table, keys) for name, array in slots.items()}
 
     def write(
@@ -297,6 +315,7 @@ class EmbeddingCollection:
             ValueError: shapes do not match, or two keys address one row.
         """
         owner, row = self._locate(table, keys)
+        checks.check_state(state, self.layout_fingerprint)
         values = np.asarray(rows, np.float32)
         expected = (row.size, self.tables[table].embedding_dim)
         if values.shape != expected:

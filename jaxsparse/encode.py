@@ -167,14 +167,15 @@ def _encode_ragged(  # type: ignore[no-untyped-def]
 
 def _differs(spec: FeatureSpec, values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Where ``values`` are not the padding id; compared as integers of any width."""
-    assert spec.padding_id is not None
-    if values.dtype.kind == "i" or values.dtype.kind == "u":
+    padding = spec.padding_id
+    if values.dtype.kind in "iu" and not isinstance(padding, str):
+        assert padding is not None
         limits = np.iinfo(values.dtype)
-        if not limits.min <= spec.padding_id <= limits.max:
+        if not limits.min <= padding <= limits.max:
             return np.ones(values.shape, bool)
-        differs: npt.NDArray[np.bool_] = values != values.dtype.type(spec.padding_id)
+        differs: npt.NDArray[np.bool_] = values != values.dtype.type(padding)
         return differs
-    return np.array([value != spec.padding_id for value in values.tolist()], bool)
+    return np.array([value != padding for value in values.tolist()], bool)
 
 
 def _refuse_long_bag(spec: FeatureSpec, length: int, sample: int) -> None:

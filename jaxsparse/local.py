@@ -36,6 +36,18 @@ class Residuals:
 
 
 @dataclasses.dataclass(frozen=True)
+class Moves:
+    """New values of one slab's touched rows, not yet written; per-device blocks."""
+
+    rows: jax.Array
+    """``[K]`` int32 distinct local rows, padded with R."""
+    weights: jax.Array
+    """``[K, D]`` float32."""
+    slots: Slots
+    """By name, ``[K, D]`` or ``[K]``."""
+
+
+@dataclasses.dataclass(frozen=True)
 class LocalEmbedding:
     """`EmbeddingCollection`'s functions for use inside your own ``shard_map``."""
 
@@ -77,6 +89,33 @@ class LocalEmbedding:
             mesh=None,
         )
 
+    def moves(
+        self, state: EmbeddingState, row_grads: RowGrads, step: jax.Array
+    ) -> tuple[Moves, ...]:
+        """What each trainable slab's rule makes of its touched rows; writes nothing."""
+        rates = self.emb.rates(state, step)
+        slabs = self._trainable(state)
+        gradients = zip(row_grads.rows, row_grads.grads, strict=True)
+        return tuple(
+            self._move(slab, part, slots, rows, grads, rates, step)
+            for (slab, part, slots), (rows, grads) in zip(slabs, gradients, strict=True)
+        )
+
+    def write(
+        self, state: EmbeddingState, moves: tuple[Moves, ...], enabled: jax.Array | bool = True
+    ) -> EmbeddingState:
+        """Writes moved rows and slots in place; ``enabled=False`` changes no bit."""
+        remaining = iter(moves)
+        slabs, slots = [], []
+        for slab, part, slab_slots in zip(
+            self.emb.layout.slabs, state.slabs, state.slots, strict=True
+        ):
+            if slab.trainable:
+                part, slab_slots = _write(next(remaining), slab, part, slab_slots, enabled)
+            slabs.append(part)
+            slots.append(slab_slots)
+        return dataclasses.replace(state, slabs=tuple(slabs), slots=tuple(slots))
+
     def apply(
         self,
         state: EmbeddingState,
@@ -84,21 +123,8 @@ class LocalEmbedding:
         step: jax.Array,
         enabled: jax.Array | bool = True,
     ) -> EmbeddingState:
-        """Moves each touched row once; ``enabled=False`` changes no bit."""
-        rates = self.emb.rates(state, step)
-        gradients = iter(zip(row_grads.rows, row_grads.grads, strict=True))
-        slabs, slots = [], []
-        for slab, part, slab_slots in zip(
-            self.emb.layout.slabs, state.slabs, state.slots, strict=True
-        ):
-            if slab.trainable:
-                rows, grads = next(gradients)
-                part, slab_slots = self._apply_slab(
-                    slab, part, slab_slots, rows, grads, rates, step, enabled
-                )
-            slabs.append(part)
-            slots.append(slab_slots)
-        return dataclasses.replace(state, slabs=tuple(slabs), slots=tuple(slots))
+        """Moves each touched row once: `moves`, then `write`."""
+        return self.write(state, self.moves(state, row_grads, step), enabled)
 
     def update(
         self,
@@ -123,7 +149,11 @@ class LocalEmbedding:
             for slab_ids, vectors in zip(residuals.ids.slabs, residuals.vectors, strict=True)
         )
 
-    def _apply_slab(
+    def _trainable(self, state: EmbeddingState) -> list[tuple[SlabLayout, jax.Array, Slots]]:
+        parts = zip(self.emb.layout.slabs, state.slabs, state.slots, strict=True)
+        return [(slab, part, slots) for slab, part, slots in parts if slab.trainable]
+
+    def _move(
         self,
         slab: SlabLayout,
         part: jax.Array,
@@ -132,28 +162,16 @@ class LocalEmbedding:
         grads: jax.Array,
         rates: dict[str, jax.Array],
         step: jax.Array,
-        enabled: jax.Array | bool,
-    ) -> tuple[jax.Array, Slots]:
+    ) -> Moves:
         def read(array: jax.Array) -> jax.Array:
             return array.at[rows].get(mode="fill", fill_value=0)
 
         rate = row_rates(self.emb, slab, rates, rows, lax.axis_index(self.emb.axes))
+        old_slots = {name: read(slot) for name, slot in slots.items()}
         moved, new_slots = slab.optimizer.update(
-            read(part).astype(jnp.float32),
-            {n: read(s) for n, s in slots.items()},
-            grads,
-            rate,
-            step,
+            read(part).astype(jnp.float32), old_slots, grads, rate, step
         )
-        target = jnp.where(enabled, rows, slab.rows_per_shard)
-
-        def write(array: jax.Array, values: jax.Array) -> jax.Array:
-            # Rows are distinct; those past the end (padding, or not enabled) are dropped.
-            return array.at[target].set(
-                values.astype(array.dtype), mode="drop", unique_indices=True
-            )
-
-        return write(part, moved), {name: write(slots[name], new_slots[name]) for name in slots}
+        return Moves(rows, moved, new_slots)
 
     def _route(self, slab: SlabLayout) -> Route:
         return Route(
@@ -163,3 +181,26 @@ class LocalEmbedding:
             num_rows=slab.rows_per_shard,
             wire_dtype=self.emb.exchange.wire_dtype,
         )
+
+
+def _write(
+    moves: Moves, slab: SlabLayout, part: jax.Array, slots: Slots, enabled: jax.Array | bool
+) -> tuple[jax.Array, Slots]:
+    target = jnp.where(enabled, moves.rows, slab.rows_per_shard)
+
+    def write(array: jax.Array, values: jax.Array) -> jax.Array:
+        # Rows are distinct; those past the end (padding, or not enabled) are dropped.
+        return array.at[target].set(values.astype(array.dtype), mode="drop", unique_indices=True)
+
+    new_slots = {name: write(slots[name], moves.slots[name]) for name in slots}
+    return write(part, moves.weights), new_slots
+
+
+def num_not_finite(moves: tuple[Moves, ...], emb: EmbeddingCollection) -> jax.Array:
+    """Touched rows of this device that a rule has moved to NaN or infinity; int32 scalar."""
+    total = jnp.int32(0)
+    slabs = [slab for slab in emb.layout.slabs if slab.trainable]
+    for move, slab in zip(moves, slabs, strict=True):
+        bad = ~jnp.isfinite(move.weights.astype(slab.dtype)).all(axis=1)
+        total += jnp.sum(bad & (move.rows < slab.rows_per_shard), dtype=jnp.int32)
+    return jnp.asarray(total)

@@ -19,6 +19,9 @@ Truncate = Literal["error", "head", "tail"]
 
 TABLE_DTYPES = ("float32", "bfloat16")
 
+MAX_NAME_BYTES = 64
+"""Names become names of files, where each byte may take three."""
+
 
 def _one_of(owner: str, field: str, value: object, allowed: tuple[object, ...]) -> None:
     if value not in allowed:
@@ -34,6 +37,23 @@ def is_positive_int(value: object) -> bool:
 def _positive(owner: str, field: str, value: object) -> None:
     if not is_positive_int(value):
         raise ValueError(f"{owner}: {field} must be a positive int, got {value!r}")
+
+
+def _check_name(owner: str, name: object) -> None:
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"{owner}: name must be a non-empty str, got {name!r}")
+    num_bytes = len(name.encode(errors="surrogatepass"))
+    if num_bytes > MAX_NAME_BYTES or any("\ud800" <= c <= "\udfff" for c in name):
+        raise ValueError(
+            f"{owner}: name must be valid text of at most {MAX_NAME_BYTES} bytes in UTF-8, "
+            f"got {name!r} ({num_bytes} bytes)"
+        )
+
+
+def _is_key(value: object) -> bool:
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        return bool(-(2**63) <= value < 2**64)
+    return value is None or isinstance(value, str)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +95,7 @@ class TableSpec:
 
     def __post_init__(self) -> None:
         """Validates and normalises the fields."""
-        if not isinstance(self.name, str) or not self.name:
-            raise ValueError(f"TableSpec: name must be a non-empty str, got {self.name!r}")
+        _check_name("TableSpec", self.name)
         owner = f"TableSpec {self.name!r}"
         _positive(owner, "vocabulary_size", self.vocabulary_size)
         _positive(owner, "embedding_dim", self.embedding_dim)
@@ -90,6 +109,13 @@ class TableSpec:
             self.keys.check(self.vocabulary_size)
         except ValueError as error:
             raise ValueError(f"{owner}: {error}") from error
+        for field in ("optimizer", "initializer"):
+            try:
+                hash(getattr(self, field))
+            except TypeError as error:
+                raise TypeError(
+                    f"{owner}: {field} must be hashable, such as a frozen dataclass: {error}"
+                ) from error
         if not isinstance(self.optimizer, SparseOptimizer):
             raise TypeError(
                 f"{owner}: optimizer needs learning_rate, init_slots and update "
@@ -124,18 +150,21 @@ class FeatureSpec:
     truncate: Truncate = "error"
     """What happens to longer bags: refused, or cut to their first (``head``) or last (``tail``)."""
 
-    padding_id: int | None = None
+    padding_id: int | str | None = None
     """Key that stands for "nothing" in the input; it looks nothing up and counts nowhere."""
 
     def __post_init__(self) -> None:
         """Validates the fields."""
-        if not isinstance(self.name, str) or not self.name:
-            raise ValueError(f"FeatureSpec: name must be a non-empty str, got {self.name!r}")
+        _check_name("FeatureSpec", self.name)
         owner = f"FeatureSpec {self.name!r}"
         if not isinstance(self.table, TableSpec):
             raise TypeError(f"{owner}: table must be a TableSpec, got {self.table!r}")
         _one_of(owner, "combiner", self.combiner, (*get_args(Combiner), None))
         _one_of(owner, "truncate", self.truncate, get_args(Truncate))
+        if not _is_key(self.padding_id):
+            raise ValueError(
+                f"{owner}: padding_id must be a 64-bit int, a str or None, got {self.padding_id!r}"
+            )
         if self.max_length is not None:
             _positive(owner, "max_length", self.max_length)
         elif self.combiner is None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("slabs", "slots", "learning_rates"),
-    meta_fields=(),
+    meta_fields=("layout",),
 )
 @dataclasses.dataclass(frozen=True)
 class EmbeddingState:
@@ -38,6 +38,9 @@ class EmbeddingState:
     learning_rates: dict[str, jax.Array]
     """By trainable table, float32 scalar: the rate, or what the table's schedule is multiplied
     with (1.0 at first). Replacing one compiles nothing."""
+
+    layout: str
+    """Static: fingerprint of the layout the rows lie in."""
 
     def with_learning_rate(self, table: str, rate: float) -> EmbeddingState:
         """The same state with another rate for one table (a factor where it has a schedule).
@@ -55,7 +58,7 @@ class EmbeddingState:
 
 
 def state_spec(
-    layout: Layout, axes: tuple[str, ...], slots: tuple[tuple[str, ...], ...]
+    layout: Layout, axes: tuple[str, ...], slots: tuple[tuple[str, ...], ...], fingerprint: str
 ) -> EmbeddingState:
     """PartitionSpec of every leaf, given the slot names of each slab."""
     whole: Any = PartitionSpec()
@@ -65,6 +68,7 @@ def state_spec(
         slabs=tuple(cuts),
         slots=tuple({name: cut for name in names} for cut, names in zip(cuts, slots, strict=True)),
         learning_rates=rates,
+        layout=fingerprint,
     )
 
 

@@ -83,7 +83,9 @@ def make_state(emb, rng, dyadic):
         emb.state_spec(),
         is_leaf=lambda x: isinstance(x, PartitionSpec),
     )
-    return jax.device_put(js.EmbeddingState(tuple(slabs), tuple(slots), rates), shardings)
+    return jax.device_put(
+        js.EmbeddingState(tuple(slabs), tuple(slots), rates, emb.layout_fingerprint), shardings
+    )
 
 
 def make_grads(rng, case, shapes, padded_samples, dyadic):

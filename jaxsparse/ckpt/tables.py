@@ -79,7 +79,7 @@ def join_tables(
         }
         slabs.append(joined.pop("rows"))
         slots.append({name.removeprefix("slot."): array for name, array in joined.items()})
-    return EmbeddingState(tuple(slabs), tuple(slots), learning_rates)
+    return EmbeddingState(tuple(slabs), tuple(slots), learning_rates, template.layout)
 
 
 def _slab_arrays(state: EmbeddingState, index: int) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxsparse.embedding import EmbeddingCollection
+from jaxsparse.local import num_not_finite
 from jaxsparse.train.batches import PackedBatch
 from jaxsparse.train.state import TrainState
 
@@ -113,14 +114,17 @@ def _local_step(
     num_bad = sum(
         jnp.sum(~jnp.isfinite(leaf)) for leaf in jax.tree.leaves((loss, dense_grads, act_grads))
     )
+    # Rules, schedules and a narrow wire can make of finite gradients what is not.
+    moves = emb.local.moves(
+        state.embeddings, emb.local.row_grads(residuals, act_grads), step=state.step
+    )
+    num_bad = num_bad + num_not_finite(moves, emb) + ~jnp.isfinite(total_weight)
     loss, num_bad = lax.psum((loss, jnp.asarray(num_bad, jnp.float32)), emb.axes)
     finite = num_bad == 0
 
     updates, opt_state = program.optimizer.update(dense_grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    embeddings = emb.local.update(
-        state.embeddings, residuals, act_grads, step=state.step, enabled=finite
-    )
+    embeddings = emb.local.write(state.embeddings, moves, enabled=finite)
     others = _mean_over_devices(others, emb.axes)
     keys, old_others = state.model_state
 

@@ -75,7 +75,9 @@ def state_of(emb, tables):
         is_leaf=lambda x: isinstance(x, PartitionSpec),
     )
     # A copy made by jax: what it only borrowed from numpy could not be donated.
-    state = jax.device_put(js.EmbeddingState(tuple(slabs), tuple(slots), rates), shardings)
+    state = jax.device_put(
+        js.EmbeddingState(tuple(slabs), tuple(slots), rates, emb.layout_fingerprint), shardings
+    )
     return jax.tree.map(jnp.copy, state)
 
 
