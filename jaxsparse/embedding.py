@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from jaxsparse import programs
 from jaxsparse.agreement import agree

@@ -204,6 +204,7 @@ class Trainer:
         tells = not is_shared(self.emb.mesh) or jax.process_index() == 0
         path = None if metrics_path is None or not tells else Path(metrics_path)
         total = steps if steps is not None else _known_steps(dataset, epochs)
+        self._lockstep.stop_requested = False
         with Reporter(total, path, progress and tells) as reporter:
             loop = FitLoop(
                 program=self.program,
@@ -220,6 +221,13 @@ class Trainer:
             )
             loop.run(dataset, steps, epochs)
         return FitResult(loop.state, reporter.history)
+
+    def request_stop(self) -> None:
+        """Ends the running `fit` after a step; from any thread, callback or signal handler.
+
+        In several processes one request ends all of them, at the same step.
+        """
+        self._lockstep.stop_requested = True
 
     def evaluate(self, state: TrainState, dataset: Dataset) -> dict[str, Any]:
         """Metrics over a whole dataset; changes nothing.
