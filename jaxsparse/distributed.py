@@ -126,6 +126,11 @@ def initialize() -> Job | None:
     return job
 
 
+def joined() -> Job | None:
+    """The job that `initialize` joined."""
+    return _joined
+
+
 def is_first() -> bool:
     """Whether this process speaks for the job: it is process 0, or on its own; uses no device."""
     return _joined is None or _joined.process_id == 0
