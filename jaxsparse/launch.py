@@ -153,12 +153,13 @@ def _start(
 
 
 def _pass_on(source: IO[bytes], target: IO[bytes], prefix: bytes, lock: threading.Lock) -> None:
-    for line in source:
-        if line.startswith(NOISE):
-            continue
-        with lock, contextlib.suppress(BrokenPipeError):
-            target.write(prefix + line)
-            target.flush()
+    with source:
+        for line in source:
+            if line.startswith(NOISE):
+                continue
+            with lock, contextlib.suppress(BrokenPipeError):
+                target.write(prefix + line)
+                target.flush()
 
 
 def _wait(children: Sequence[_Child], err: IO[bytes], lock: threading.Lock) -> int:

@@ -64,13 +64,14 @@ def results(out, names, processes=2, devices=2):
 
 def main(out, names):
     sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
-    from jaxsparse import distributed
-
-    job = distributed.initialize()
     import jax
 
     import jaxsparse as js
+    from jaxsparse import distributed
     from tests import scenarios
+
+    scenarios.dies_at("import")
+    job = distributed.initialize()
 
     jax.config.update("jax_numpy_rank_promotion", "raise")
     for name in names:

@@ -6,7 +6,9 @@ The same function run with ``(mesh, 0, 1)`` is the job on one process: results a
 
 from __future__ import annotations
 
+import os
 import pathlib
+import signal
 import tempfile
 
 import jax
@@ -382,3 +384,39 @@ def files(mesh, index, count):
         data = id_batches(np.arange(8))
         counter(mesh).fit(data, epochs=1, metrics_path=path, progress=False, log_every=1)
         return path.exists()
+
+
+# ---- a process that dies ----------------------------------------------------------------------
+
+MOMENTS = ("import", "join", "init", "step", "evaluate")
+"""Before the job is joined, right after, when the state is there, in a step, in an evaluation."""
+
+
+def dies_at(moment):
+    """Kills this process if the environment says so: ``JOB_KILL=process:moment``."""
+    if os.environ.get("JOB_KILL") == f"{os.environ['JAXSPARSE_PROCESS_ID']}:{moment}":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Deadly(list):
+    """Batches, at the third of which the process may die."""
+
+    def __init__(self, moment, batches):
+        super().__init__(batches)
+        self.moment = moment
+
+    def __iter__(self):
+        for number, batch in enumerate(super().__iter__()):
+            if number == 2:
+                dies_at(self.moment)
+            yield batch
+
+
+def mortal(mesh, index, count):
+    """A training that would not end for long, unless a process dies."""
+    dies_at("join")
+    trainer = counter(mesh)
+    state = trainer.init(jax.random.key(0))
+    dies_at("init")
+    data, judged = (Deadly(m, id_batches(np.arange(24))) for m in ("step", "evaluate"))
+    trainer.fit(data, steps=10**6, state=state, eval_dataset=judged, eval_every=10)

@@ -3,6 +3,13 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
 import jax
 import numpy as np
 import pytest
@@ -111,3 +118,56 @@ def test_on_one_process_the_same_functions_are_plain():
     assert processes.gather(mesh, value) == [value]
     assert processes.maximum(mesh, [3, -1]).tolist() == [3, -1]
     assert np.asarray(processes.start_maximum(mesh, [3, -1])).tolist() == [3, -1]
+
+
+KILLS = [(1, "step"), (0, "join"), *((i, m) for i in (0, 1) for m in scenarios.MOMENTS)]
+NUM_KILLS = 2 if int(os.environ.get("JAXSPARSE_KILLS", "3")) < 10 else None
+"""`make test-all` kills either process at each of the five moments."""
+
+
+@pytest.mark.parametrize(("index", "moment"), list(dict.fromkeys(KILLS))[:NUM_KILLS])
+def test_killing_a_process_ends_the_job_within_a_minute(index, moment, tmp_path):
+    start = time.monotonic()
+    environment = {**os.environ, "JOB_KILL": f"{index}:{moment}"}
+    done = job.run([job.__file__, str(tmp_path), "mortal"], 2, 1, timeout=90, env=environment)
+    assert time.monotonic() - start < 60
+    assert done.returncode == 128 + signal.SIGKILL
+    assert f"jaxsparse launch: process {index} ended with signal SIGKILL" in done.stderr
+
+
+def test_killing_the_launcher_leaves_no_process_behind(tmp_path):
+    command = [sys.executable, "-c", job.LAUNCH, "2", "1", sys.executable, job.__file__]
+    with subprocess.Popen(
+        [*command, str(tmp_path), "mortal"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as launcher:
+        assert launcher.stderr is not None
+        for line in launcher.stderr:
+            if b"eval" in line:  # progress of a training under way
+                break
+        children = children_of(launcher.pid)
+        assert len(children) == 2
+        launcher.kill()
+    deadline = time.monotonic() + 10
+    while any(map(is_alive, children)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(map(is_alive, children))
+
+
+def children_of(pid):
+    return [
+        int(path.parent.name)
+        for path in pathlib.Path("/proc").glob("[0-9]*/stat")
+        if status(path).split()[1:2] == [str(pid)]
+    ]
+
+
+def is_alive(pid):
+    return status(pathlib.Path(f"/proc/{pid}/stat"))[:1] not in ("", "Z")
+
+
+def status(path):
+    """State, parent and so on of a process; nothing where it is gone."""
+    try:
+        return path.read_text().rpartition(") ")[2]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""

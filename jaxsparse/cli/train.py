@@ -37,7 +37,8 @@ def run_train(
     result = final_metrics(trainer, state, final)
     speeds = [row["samples_per_s"] for row in history if row["kind"] == "train"]
     result["samples_per_s"] = statistics.median(speeds)
-    save_state(folder / CHECKPOINTS / str(result["step"]), emb, state)
+    if jax.process_count() == 1:
+        save_state(folder / CHECKPOINTS / str(result["step"]), emb, state)
     print_result(result, folder, only_json)
     return 0
 

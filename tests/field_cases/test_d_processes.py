@@ -93,7 +93,9 @@ def test_d12_a_process_that_never_has_a_batch_keeps_step(told):
         assert told_by["alone eval"]["num_samples"] == 3
         assert "evaluate: the dataset has no samples" in told_by["nothing"]
         assert "a pass over the dataset made no step" in told_by["no step"]
-    assert first["alone eval"] == second["alone eval"]
+    assert repr(first["alone eval"]) == repr(
+        second["alone eval"]
+    )  # nan where labels are of one class
     assert (first["alone predict"].shape, second["alone predict"].shape) == ((0,), (3,))
 
 
