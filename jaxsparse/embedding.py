@@ -13,16 +13,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from jaxsparse import checks, programs
+from jaxsparse.agreement import agree
 from jaxsparse.ladder import Ladder, SlabNeed, SlabShape, bucket, smallest_shape
 from jaxsparse.layout import Layout
 from jaxsparse.local import LocalEmbedding, Residuals
 from jaxsparse.packed import PackedIds
-from jaxsparse.packing import bag_width, pack_arrays
+from jaxsparse.packing import PreparedIds, bag_width, prepare_ids
 from jaxsparse.planner import Plan, load_of, plan
 from jaxsparse.pooling import Activations
+from jaxsparse.processes import is_shared, local_block, local_devices, put_blocks
 from jaxsparse.row_grads import RowGrads
 from jaxsparse.specs import Exchange, FeatureSpec, TableSpec, is_positive_int
 from jaxsparse.state import EmbeddingState, state_spec
@@ -137,7 +139,7 @@ class EmbeddingCollection:
         """Placement of every table."""
         limit = self.device_bytes
         if limit is None:
-            stats = self.mesh.devices.flat[0].memory_stats() or {}
+            stats = self.mesh.local_devices[0].memory_stats() or {}
             limit = stats.get("bytes_limit")
         return plan(
             list(self.tables.values()),
@@ -196,6 +198,10 @@ class EmbeddingCollection:
             rung: exchange capacity in rows per (source, owner); None takes the smallest that
                 fits, a `Ladder` the one it stays on; a collection's fixed one goes before both.
 
+        In several processes ``features`` are this process's samples (there may be none), and pack
+        is a collective: sizes have to be agreed on (`jaxsparse.agreement`). Samples of the global
+        batch are process-major, every process's padded to as many per device as the fullest has.
+
         Returns:
             Ids cut over the mesh; B is padded to a multiple of its size with empty bags.
 
@@ -204,15 +210,41 @@ class EmbeddingCollection:
                 too long, or a given rung is below the need.
             TypeError: keys of a wrong type.
         """
-        packed = pack_arrays(
-            self.features, self.layout.slabs, self.num_shards, features, self._shapes(rung)
+        prepared, needs = agree(self.mesh, self.prepare(features))
+        return self.ship(prepared, needs, rung)
+
+    def prepare(self, features: Mapping[str, Any]) -> PreparedIds:
+        """The larger part of `pack`: host-only and without collectives, so any thread may do it.
+
+        Raises:
+            ValueError, TypeError: as `pack`, the rung aside.
+        """
+        devices = local_devices(self.mesh)
+        return prepare_ids(
+            self.features,
+            self.layout.slabs,
+            self.num_shards,
+            devices.stop - devices.start,
+            features,
         )
-        shardings = jax.tree.map(
-            lambda spec: NamedSharding(self.mesh, spec),
-            self.ids_spec(packed),
-            is_leaf=lambda x: isinstance(x, PartitionSpec),
-        )
-        shipped: PackedIds = jax.device_put(packed, shardings)
+
+    def ship(
+        self,
+        prepared: PreparedIds,
+        needs: tuple[SlabNeed, ...],
+        rung: int | Ladder | None = None,
+    ) -> PackedIds:
+        """The rest of `pack`: chooses sizes and makes global arrays; no collective.
+
+        Args:
+            prepared: from `prepare`; in several processes as `jaxsparse.agreement.settle` left it.
+            needs: what the sizes must hold; the same in every process.
+            rung: as for `pack`.
+        """
+        packed = prepared.pack(self._shapes(rung)(needs), needs)
+        if is_shared(self.mesh):
+            packed = packed.with_local_value_slots()
+        shipped: PackedIds = put_blocks(packed, self.mesh, self.ids_spec(packed))
         return dataclasses.replace(shipped, host=packed.host)
 
     def ids_spec(self, ids: PackedIds) -> PackedIds:
@@ -282,9 +314,15 @@ class EmbeddingCollection:
 
         Returns:
             ``[n]`` float32 by weighted feature; 0 for values that were padding or cut. After the
-            ids have passed through jit, n is padded with zeros to its bucket.
+            ids have passed through jit, n is padded with zeros to its bucket. In several
+            processes: this process's values, and never inside jit.
+
+        Raises:
+            ValueError: inside jit in several processes; ``local.weight_grads`` works there.
         """
         self.check_grads(residuals.ids, grads)
+        if is_shared(self.mesh):
+            return self._local_weight_grads(residuals, grads)
         by_value: dict[str, jax.Array] = programs.weight_grads(self, residuals, grads)
         host = residuals.ids.host
         if host is None:
@@ -292,7 +330,11 @@ class EmbeddingCollection:
         return {name: grad[: host.num_values[name]] for name, grad in by_value.items()}
 
     def read(self, state: EmbeddingState, table: str, keys: npt.ArrayLike) -> npt.NDArray[Any]:
-        """Rows ``[n, D]`` of a table by key, in its dtype; a collective over the mesh."""
+        """Rows ``[n, D]`` of a table by key, in its dtype.
+
+        In several processes `read`, `read_slots` and `write` are collectives: all of them must
+        call, with the same arguments.
+        """
         slab_index = self._slab_index(table)
         checks.check_state(state, self.layout_fingerprint)
         return self._gather(state.slabs[slab_index], table, keys)
@@ -418,6 +460,23 @@ class EmbeddingCollection:
             )
 
         return choose
+
+    def _local_weight_grads(self, residuals: Residuals, grads: Activations) -> dict[str, jax.Array]:
+        host = residuals.ids.host
+        if host is None:
+            raise ValueError(
+                "weight_grads: in several processes it gives each its own values and cannot run "
+                "inside jit; call it on the residuals of an eager lookup, or local.weight_grads "
+                "inside a shard_map, whose result is in buffer order"
+            )
+        by_slab = programs.weight_buffers(self, residuals, grads)
+        result = {}
+        for buffer, slots in zip(by_slab, host.value_slots, strict=True):
+            # One more, 0, for values that were dropped.
+            values = np.append(local_block(buffer), np.float32(0)) if slots else np.empty(0)
+            for name, slot in slots.items():
+                result[name] = jnp.asarray(values[slot[: host.num_values[name]]])
+        return result
 
     def _slab_index(self, table: str) -> int:
         if table not in self.tables:

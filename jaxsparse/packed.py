@@ -53,7 +53,7 @@ class SlabIds:
     """``[N * M']`` float32 per-id weights, None where no ragged feature has any."""
     value_slots: dict[str, jax.Array]
     """Per weighted feature, int32 index into ``[N * M']`` of each of the user's values, padded
-    and out of range where the value was dropped."""
+    and out of range where the value was dropped; empty in several processes."""
     capacity: int
     """C."""
     fixed: tuple[tuple[str, int], ...]
@@ -72,6 +72,9 @@ class HostFacts:
     """Keys outside an ``Identity(out_of_range="ignore")`` table, by feature."""
     num_values: dict[str, int]
     """Values the user gave, by weighted feature."""
+    value_slots: tuple[dict[str, Any], ...] = ()
+    """In several processes: `SlabIds.value_slots` by slab, of this process's values into its part
+    of the buffers; the arrays have none then, since each process has its own."""
 
 
 @jax.tree_util.register_pytree_node_class
@@ -139,6 +142,13 @@ class PackedIds:
     def ignored(self) -> dict[str, int]:
         """Keys that ``Identity(out_of_range="ignore")`` let pass without a row, by feature."""
         return dict(self._host_facts().ignored)
+
+    def with_local_value_slots(self) -> PackedIds:
+        """The same, ``value_slots`` moved to the host: for meshes of several processes."""
+        slots = tuple(slab.value_slots for slab in self.slabs)
+        slabs = tuple(dataclasses.replace(slab, value_slots={}) for slab in self.slabs)
+        host = dataclasses.replace(self._host_facts(), value_slots=slots)
+        return dataclasses.replace(self, slabs=slabs, host=host)
 
     def _host_facts(self) -> HostFacts:
         if self.host is None:

@@ -23,7 +23,6 @@ from jaxsparse.packed import HostFacts, PackedIds, SlabIds
 from jaxsparse.specs import FeatureSpec
 
 Int64s = npt.NDArray[np.int64]
-ChooseShapes = Callable[[tuple[SlabNeed, ...]], tuple[SlabShape, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +69,10 @@ class SlabBatch:
     """One slab's ids of one batch, before sizes are chosen."""
 
     slab: SlabLayout
+    num_shards: int
+    """Devices of the mesh."""
     num_devices: int
+    """Those of this process: the ones its ids are laid out for."""
     samples: int
     """b: samples per device."""
     fixed: dict[str, FixedIds]
@@ -79,7 +81,7 @@ class SlabBatch:
 
     def __post_init__(self) -> None:
         """Lays the ids out by device and groups equal ones."""
-        self.num_owners = 1 if self.slab.replicated else self.num_devices
+        self.num_owners = 1 if self.slab.replicated else self.num_shards
         columns = [
             _by_device(ids.codes, self.num_devices, self.samples) for ids in self.fixed.values()
         ]
@@ -226,44 +228,118 @@ def check_features(specs: Sequence[FeatureSpec], features: Mapping[str, Any]) ->
     return next(iter(sizes.values()))
 
 
-def pack_arrays(
+@dataclasses.dataclass(frozen=True)
+class SlabFeatures:
+    """One slab's features of one batch, addressed; not yet laid out by device."""
+
+    slab: SlabLayout
+    fixed: dict[str, FixedIds]
+    ragged: dict[str, RaggedIds]
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparedIds:
+    """A process's batch, addressed and deduplicated: all of `pack` but sizes and shipping."""
+
+    specs: Mapping[str, FeatureSpec]
+    features: tuple[SlabFeatures, ...]
+    """By slab."""
+    num_shards: int
+    """Devices of the mesh."""
+    num_devices: int
+    """Those of this process."""
+    num_samples: int
+    """B: the process's real samples."""
+    batches: tuple[SlabBatch, ...]
+    """By slab."""
+
+    @property
+    def samples(self) -> int:
+        """b: samples per device, padding included."""
+        return self.batches[0].samples
+
+    def needs(self) -> tuple[SlabNeed, ...]:
+        """What this process's devices need, by slab."""
+        return tuple(batch.need() for batch in self.batches)
+
+    def with_samples(self, samples: int) -> PreparedIds:
+        """The batch laid out with ``samples`` per device, at least as many as it needs."""
+        if samples == self.samples:
+            return self
+        batches = _lay_out(self.features, self.num_shards, self.num_devices, samples, self.specs)
+        return dataclasses.replace(self, batches=batches)
+
+    def pack(self, shapes: Sequence[SlabShape], needs: tuple[SlabNeed, ...]) -> PackedIds:
+        """Numpy arrays of the given sizes, devices stacked along the first dimension.
+
+        Args:
+            shapes: sizes by slab.
+            needs: what they were chosen from; told by `PackedIds.need`.
+        """
+        packed = tuple(batch.pack(shape) for batch, shape in zip(self.batches, shapes, strict=True))
+        lengths = np.zeros((self.samples * self.num_devices, len(self.specs)), np.int32)
+        columns = {name: column for column, name in enumerate(self.specs)}
+        ignored, num_values = {}, {}
+        for part in self.features:
+            for name, fixed in part.fixed.items():
+                lengths[: self.num_samples, columns[name]] = fixed.codes.shape[1]
+            for name, ragged in part.ragged.items():
+                lengths[: self.num_samples, columns[name]] = ragged.lengths
+                if ragged.ignored:
+                    ignored[name] = ragged.ignored
+                if ragged.weights is not None:
+                    num_values[name] = ragged.num_values
+        host = HostFacts(self.num_samples, needs, ignored, num_values)
+        rows = tuple(part.slab.rows_per_shard for part in self.features)
+        shipped_later: Any = lengths
+        return PackedIds(packed, shipped_later, tuple(self.specs), rows, host)
+
+
+def prepare_ids(
     specs: Sequence[FeatureSpec],
     slabs: Sequence[SlabLayout],
+    num_shards: int,
     num_devices: int,
     features: Mapping[str, Any],
-    choose_shapes: ChooseShapes,
-) -> PackedIds:
-    """Packs one batch into numpy arrays, devices stacked along the first dimension."""
+) -> PreparedIds:
+    """Checks, addresses and deduplicates a process's batch.
+
+    Args:
+        specs: the collection's features.
+        slabs: its slabs.
+        num_shards: devices of the mesh, each an owner of rows.
+        num_devices: those of this process, over which its samples are spread.
+        features: keys by feature.
+    """
     num_samples = check_features(specs, features)
-    samples = -(-num_samples // num_devices)
     by_name = {spec.name: spec for spec in specs}
-    lengths = np.zeros((samples * num_devices, len(specs)), np.int32)
-    columns = {name: column for column, name in enumerate(by_name)}
-    ignored, num_values, batches = {}, {}, []
+    parts = []
     for slab in slabs:
         blocks = {block.spec.name: block for block in slab.tables}
-        fixed: dict[str, FixedIds] = {}
-        ragged: dict[str, RaggedIds] = {}
+        part = SlabFeatures(slab, {}, {})
         for spec in specs:
             if spec.table.name not in blocks:
                 continue
             block = blocks[spec.table.name]
-            ids = encode(spec, block, slab.rows_per_shard, num_devices, features[spec.name])
+            ids = encode(spec, block, slab.rows_per_shard, num_shards, features[spec.name])
             if isinstance(ids, FixedIds):
-                fixed[spec.name] = ids
-                lengths[:num_samples, columns[spec.name]] = ids.codes.shape[1]
-                continue
-            ragged[spec.name] = ids
-            lengths[:num_samples, columns[spec.name]] = ids.lengths
-            if ids.ignored:
-                ignored[spec.name] = ids.ignored
-            if ids.weights is not None:
-                num_values[spec.name] = ids.num_values
-        batches.append(SlabBatch(slab, num_devices, samples, fixed, ragged, by_name))
-    needs = tuple(batch.need() for batch in batches)
-    shapes = choose_shapes(needs)
-    packed = tuple(batch.pack(shape) for batch, shape in zip(batches, shapes, strict=True))
-    host = HostFacts(num_samples, needs, ignored, num_values)
-    rows = tuple(slab.rows_per_shard for slab in slabs)
-    shipped_later: Any = lengths
-    return PackedIds(packed, shipped_later, tuple(by_name), rows, host)
+                part.fixed[spec.name] = ids
+            else:
+                part.ragged[spec.name] = ids
+        parts.append(part)
+    samples = -(-num_samples // num_devices)
+    batches = _lay_out(parts, num_shards, num_devices, samples, by_name)
+    return PreparedIds(by_name, tuple(parts), num_shards, num_devices, num_samples, batches)
+
+
+def _lay_out(
+    parts: Sequence[SlabFeatures],
+    num_shards: int,
+    num_devices: int,
+    samples: int,
+    specs: Mapping[str, FeatureSpec],
+) -> tuple[SlabBatch, ...]:
+    return tuple(
+        SlabBatch(part.slab, num_shards, num_devices, samples, part.fixed, part.ragged, specs)
+        for part in parts
+    )

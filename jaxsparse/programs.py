@@ -110,12 +110,18 @@ def apply(
 
 
 @partial(jax.jit, static_argnums=0)
+def weight_buffers(emb: EmbeddingCollection, residuals: Residuals, grads: Activations) -> Any:
+    """By slab, gradients of per-id weights in buffer order ``[N * M']``; None without weights."""
+    specs = (_residuals_spec(emb, residuals), _cut(emb))
+    return _on_mesh(emb, emb.local.weight_grads, specs, _cut(emb))(residuals, grads)
+
+
+@partial(jax.jit, static_argnums=0)
 def weight_grads(
     emb: EmbeddingCollection, residuals: Residuals, grads: Activations
 ) -> dict[str, jax.Array]:
     """Gradients of per-id weights in the order of the user's values, padded to a bucket."""
-    specs = (_residuals_spec(emb, residuals), _cut(emb))
-    by_slab = _on_mesh(emb, emb.local.weight_grads, specs, _cut(emb))(residuals, grads)
+    by_slab = weight_buffers(emb, residuals, grads)
     return {
         # A buffer is empty where padding was all there was; XLA gathers nothing from nothing.
         name: values.at[slots].get(mode="fill", fill_value=0)

@@ -53,7 +53,7 @@ class EmbeddingState:
                 f"no trainable table {table!r}; trainable: {sorted(self.learning_rates)}"
             )
         old = self.learning_rates[table]
-        new = jax.device_put(jnp.float32(rate), old.sharding)
+        new = jax.device_put(np.float32(rate), old.sharding)
         return dataclasses.replace(self, learning_rates={**self.learning_rates, table: new})
 
 

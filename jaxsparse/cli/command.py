@@ -14,9 +14,11 @@ import jax
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 
+from jaxsparse import distributed
 from jaxsparse.ckpt import CheckpointError
 from jaxsparse.cli.check import TOLERANCE, run_check
 from jaxsparse.cli.evaluate import run_eval
+from jaxsparse.cli.launch import run_launch, split_command
 from jaxsparse.cli.plan import run_plan
 from jaxsparse.cli.train import run_train
 from jaxsparse.config import ConfigError
@@ -48,23 +50,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     >>> main(["plan", "--set", "train.epoch=2"])
     2
     """
-    commands: dict[str, Any] = {"train": _train, "eval": _eval, "plan": _plan, "check": _check}
+    return distributed.exit_from_job(_run(argv))
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    arguments, launched = split_command(sys.argv[1:] if argv is None else argv)
+    commands: dict[str, Any] = {
+        "train": _train,
+        "eval": _eval,
+        "plan": _plan,
+        "check": _check,
+        "launch": _launcher(launched),
+    }
     logging.getLogger("absl").setLevel(logging.ERROR)  # orbax tells of its every move
     try:
         done: int = tyro.extras.subcommand_cli_from_dict(
             commands,
             prog="jaxsparse",
             description="Train recommendation models with huge embedding tables, exactly.",
-            args=sys.argv[1:] if argv is None else list(argv),
+            args=arguments,
         )
         return done
     except SystemExit as stop:  # --help and wrong arguments; tyro has told why
         return stop.code if isinstance(stop.code, int) else FAILED
     except (ConfigError, DataError, CheckpointError) as error:
-        print(f"jaxsparse: error: {error}", file=sys.stderr)
+        print(f"{_name()}: error: {error}", file=sys.stderr)
         return BAD_INPUT
     except (FloatingPointError, KeyboardInterrupt) as error:
-        print(f"jaxsparse: failed: {error or 'interrupted'}", file=sys.stderr)
+        print(f"{_name()}: failed: {error or 'interrupted'}", file=sys.stderr)
         return FAILED
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -88,7 +101,7 @@ def _train(
         run: The run's TOML.
         run_dir: Folder of config, metrics and checkpoint; default runs/NAME, or NAME-2 and so on.
     """
-    force_cpu_devices(devices)
+    _start(devices)
     return run_train(run, _flat(assignments), run_dir=run_dir, only_json=json)
 
 
@@ -104,7 +117,7 @@ def _eval(
     Args:
         run_dir: Folder that train left.
     """
-    force_cpu_devices(devices)
+    _start(devices)
     return run_eval(run_dir, _flat(assignments), only_json=json)
 
 
@@ -131,8 +144,36 @@ def _check(
         run: The run's TOML; without it the built-in synthetic example.
         tolerance: Largest difference allowed, as a share of the leaf's largest change.
     """
-    force_cpu_devices(devices)
+    _start(devices)
     return run_check(run, _flat(assignments), tolerance)
+
+
+def _launcher(command: list[str]) -> Any:
+    def _launch(
+        processes: Annotated[int, arg(aliases=["-n"], help="How many processes.")] = 2,
+        devices_per_process: Annotated[
+            int, arg(help="CPU devices of each process; where there are GPUs, how many of them.")
+        ] = 1,
+    ) -> int:
+        """Run a command in several processes of this machine: launch -n 2 -- train RUN."""
+        return run_launch(command, processes, devices_per_process)
+
+    return _launch
+
+
+def _start(devices: int | None) -> None:
+    """Takes a process's place in its job, if it has one; before any device is used."""
+    force_cpu_devices(devices)
+    try:
+        distributed.initialize()
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _name() -> str:
+    """Who speaks: in a job, which process."""
+    job = distributed.joined()
+    return "jaxsparse" if job is None else f"jaxsparse: process {job.process_id}"
 
 
 def force_cpu_devices(count: int | None) -> None:

@@ -6,9 +6,13 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+from jax.sharding import Mesh
+
 from jaxsparse.cli.run_config import RunConfig
 from jaxsparse.config import ConfigError, to_table
 from jaxsparse.config_text import to_toml
+from jaxsparse.distributed import is_first
+from jaxsparse.processes import gather
 
 CONFIG = "config.toml"
 METRICS = "metrics.jsonl"
@@ -36,6 +40,20 @@ def make_run_folder(config: RunConfig, given: str | None) -> Path:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
     return path
+
+
+def share_run_folder(config: RunConfig, given: str | None, mesh: Mesh) -> Path:
+    """`make_run_folder` by process 0 of a job; every process gets the folder, or the error."""
+    made, error = "", ""
+    if is_first():
+        try:
+            made = str(make_run_folder(config, given))
+        except ConfigError as refused:
+            error = str(refused)
+    made, error = gather(mesh, (made, error))[0]
+    if error:
+        raise ConfigError(error)
+    return Path(made)
 
 
 def find_config(run_dir: str) -> Path:

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import numpy as np
 
 from jaxsparse.cli.run_config import FileData, RunConfig, SyntheticData
 from jaxsparse.config import ConfigError
 from jaxsparse.data import (
     ArrayDataset,
+    BatchShare,
     CriteoFiles,
     DataError,
     StreamDataset,
@@ -34,7 +36,7 @@ class Split:
     """One part of the data."""
 
     name: SplitName
-    dataset: ArrayDataset | StreamDataset
+    dataset: ArrayDataset | StreamDataset | BatchShare
     best_auc: float | None = None
     """AUC of the true probabilities, where they are known."""
 
@@ -64,7 +66,14 @@ def load_split(config: RunConfig, name: SplitName, features: Sequence[FeatureSpe
     dataset = from_files([str(path) for path in paths], config.data.columns, **options)
     for feature in features:
         check_keys(feature, dataset.rows.features[feature.name], paths)
-    return Split(name, dataset)
+    return Split(name, _share(dataset))
+
+
+def _share(dataset: ArrayDataset) -> ArrayDataset | BatchShare:
+    """This process's part of data that every process has read or generated."""
+    if jax.process_count() == 1:
+        return dataset
+    return BatchShare(dataset, jax.process_index(), jax.process_count())
 
 
 def load_final_split(config: RunConfig, features: Sequence[FeatureSpec]) -> Split:
@@ -129,7 +138,7 @@ def _generate(data: SyntheticData, name: SplitName, options: dict[str, Any]) -> 
     columns, probability = synthetic_click_log(num_rows, data.seed, split=log, config=data.config)
     dataset = from_arrays(columns, dense=data.config.dense_names, **options)
     if name == "train":
-        return Split(name, dataset)
+        return Split(name, _share(dataset))
     auc = StreamingAUC()
     auc.update(probability, dataset.rows.labels)
-    return Split(name, dataset, auc.result())
+    return Split(name, _share(dataset), auc.result())

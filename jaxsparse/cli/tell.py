@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from jaxsparse.cli.splits import Split
+from jaxsparse.distributed import is_first
 from jaxsparse.train import Trainer, TrainState
 from jaxsparse.train.report import json_safe
 
 
 def tell(text: str) -> None:
-    """Prints to stderr, at once."""
-    print(text, file=sys.stderr, flush=True)
+    """Prints to stderr, at once; in a job, process 0 does."""
+    if is_first():
+        print(text, file=sys.stderr, flush=True)
 
 
 def final_metrics(trainer: Trainer, state: TrainState, split: Split) -> dict[str, Any]:
@@ -29,6 +31,8 @@ def final_metrics(trainer: Trainer, state: TrainState, split: Split) -> dict[str
 
 def print_result(result: dict[str, Any], folder: Path, only_json: bool) -> None:
     """Prints a summary for people, and as the last line a JSON object."""
+    if not is_first():
+        return
     if not only_json:
         print(describe(result, folder))
     print(json.dumps(json_safe({**result, "run_dir": str(folder)})), flush=True)

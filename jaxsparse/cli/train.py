@@ -13,9 +13,10 @@ import jax
 from jaxsparse.ckpt import save_state
 from jaxsparse.cli.resolve import config_errors, make_collection, make_trainer, resolve
 from jaxsparse.cli.run_config import RunConfig, load_config
-from jaxsparse.cli.run_folder import CHECKPOINTS, METRICS, PICTURE, make_run_folder
+from jaxsparse.cli.run_folder import CHECKPOINTS, METRICS, PICTURE, share_run_folder
 from jaxsparse.cli.splits import Split, check_files, load_final_split, load_split
 from jaxsparse.cli.tell import final_metrics, print_result, tell
+from jaxsparse.distributed import is_first
 from jaxsparse.train import KeepBest, Trainer, TrainState
 
 
@@ -31,12 +32,13 @@ def run_train(
         tell(emb.summary())
         trainer = make_trainer(config, emb)
         train, valid, final = _load(config, emb.features)
-    folder = make_run_folder(config, run_dir)
+    folder = share_run_folder(config, run_dir, emb.mesh)
     state, history = _fit(config, trainer, train, valid, folder)
     result = final_metrics(trainer, state, final)
     speeds = [row["samples_per_s"] for row in history if row["kind"] == "train"]
     result["samples_per_s"] = statistics.median(speeds)
-    save_state(folder / CHECKPOINTS / str(result["step"]), emb, state)
+    if jax.process_count() == 1:
+        save_state(folder / CHECKPOINTS / str(result["step"]), emb, state)
     print_result(result, folder, only_json)
     return 0
 
@@ -66,7 +68,8 @@ def _fit(
         callbacks=[best] if best else [],
         metrics_path=folder / METRICS,
     )
-    result.plot(folder / PICTURE)
+    if is_first():
+        result.plot(folder / PICTURE)
     if best is None or best.state is None:
         return result.state, result.history
     tell(f"best on valid: AUC {best.value:.4f} at step {best.step:,}")

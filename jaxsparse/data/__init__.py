@@ -9,6 +9,7 @@ from jaxsparse.data.files import from_files, read_files
 from jaxsparse.data.open_files import stream_criteo, stream_files
 from jaxsparse.data.prefetch import Prefetcher
 from jaxsparse.data.schema import ColumnSchema, DataError, FeatureColumn
+from jaxsparse.data.share import BatchShare
 from jaxsparse.data.stream import StreamDataset
 from jaxsparse.data.synthetic import (
     SyntheticConfig,
@@ -20,6 +21,7 @@ __all__ = [
     "ArrayDataset",
     "BadRows",
     "Batch",
+    "BatchShare",
     "ColumnSchema",
     "CriteoFiles",
     "DataError",

@@ -11,12 +11,15 @@ from typing import Any, Literal, Protocol
 import jax
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
+from jaxsparse.agreement import agree
 from jaxsparse.data.batch import Batch
 from jaxsparse.embedding import EmbeddingCollection
-from jaxsparse.ladder import Ladder
+from jaxsparse.ladder import Ladder, SlabNeed
 from jaxsparse.packed import PackedIds
+from jaxsparse.packing import PreparedIds
+from jaxsparse.processes import local_block, put_blocks
 
 OnBadSample = Literal["error", "skip", "drop"]
 
@@ -107,18 +110,52 @@ def admit(batch: Batch, on_bad_sample: OnBadSample) -> Batch | None:
     return batch.take(np.flatnonzero(~bad))
 
 
-def pack_batch(emb: EmbeddingCollection, batch: Batch, ladder: Ladder | None) -> PackedBatch:
-    """Packs ids and ships all columns, padded to a multiple of the mesh."""
-    ids = emb.pack(batch.features, rung=ladder)
+@dataclasses.dataclass(frozen=True)
+class PreparedBatch:
+    """A batch whose ids are addressed and deduplicated, not yet shipped; any thread may make it."""
+
+    batch: Batch
+    ids: PreparedIds
+
+
+def prepare_batch(emb: EmbeddingCollection, batch: Batch | PreparedBatch) -> PreparedBatch:
+    """The host's share of packing; a prepared batch is returned as it is."""
+    if isinstance(batch, PreparedBatch):
+        return batch
+    ids = emb.prepare(batch.features)
     if ids.num_samples != batch.num_samples:
         raise ValueError(
             f"features have {ids.num_samples} samples, labels {batch.num_samples}: they must agree"
         )
+    return PreparedBatch(batch, ids)
+
+
+def pack_batch(
+    emb: EmbeddingCollection, batch: Batch | PreparedBatch, ladder: Ladder | None
+) -> PackedBatch:
+    """Packs ids and ships all columns, padded to a multiple of the mesh.
+
+    In several processes a collective, and columns must have one form everywhere: a `Lockstep`
+    checks that.
+    """
+    prepared = prepare_batch(emb, batch)
+    ids, needs = agree(emb.mesh, prepared.ids)
+    return ship_batch(emb, PreparedBatch(prepared.batch, ids), needs, ladder)
+
+
+def ship_batch(
+    emb: EmbeddingCollection,
+    prepared: PreparedBatch,
+    needs: tuple[SlabNeed, ...],
+    ladder: Ladder | None,
+) -> PackedBatch:
+    """Ships ids and all columns, padded to the samples of this process's devices."""
+    batch, size = prepared.batch, prepared.ids.samples * prepared.ids.num_devices
+    ids = emb.ship(prepared.ids, needs, ladder)
     weights = np.ones(batch.num_samples, np.float32) if batch.weights is None else batch.weights
-    columns = (batch.dense, batch.labels, weights)
-    sharding = NamedSharding(emb.mesh, PartitionSpec(emb.axes))
-    pad = partial(_pad, size=ids.padded_samples)
-    dense, labels, weights = jax.device_put(jax.tree.map(pad, columns), sharding)
+    columns = jax.tree.map(partial(_pad, size=size), (batch.dense, batch.labels, weights))
+    specs = jax.tree.map(lambda _: PartitionSpec(emb.axes), columns)
+    dense, labels, weights = put_blocks(columns, emb.mesh, specs)
     return PackedBatch(ids, dense, labels, weights)
 
 
@@ -129,5 +166,5 @@ def _pad(values: npt.NDArray[Any], size: int) -> npt.NDArray[np.float32]:
 
 
 def unpad(tree: Any, num_samples: int) -> Any:
-    """Arrays on the host, cut to the real samples."""
-    return jax.tree.map(lambda x: np.asarray(x)[:num_samples], tree)
+    """This process's part of arrays, on the host, cut to its real samples."""
+    return jax.tree.map(lambda x: local_block(x)[:num_samples], tree)

@@ -12,9 +12,10 @@ import numpy as np
 
 from jaxsparse.data.batch import Batch
 from jaxsparse.embedding import EmbeddingCollection
-from jaxsparse.ladder import Ladder
-from jaxsparse.train.batches import Dataset, OnBadSample, PackedBatch, admit, pack_batch, unpad
+from jaxsparse.processes import is_shared, maximum
+from jaxsparse.train.batches import Dataset, OnBadSample, PackedBatch, admit, unpad
 from jaxsparse.train.callbacks import Callback, FitEvent
+from jaxsparse.train.lockstep import Lockstep
 from jaxsparse.train.report import Reporter, Window
 from jaxsparse.train.state import TrainState, device_bytes
 from jaxsparse.train.step import StepProgram, train_step
@@ -30,7 +31,7 @@ class FitLoop:
 
     program: StepProgram
     emb: EmbeddingCollection
-    ladder: Ladder
+    lockstep: Lockstep
     on_bad_sample: OnBadSample
     evaluate: Callable[[TrainState, Dataset], dict[str, Any]]
     state: TrainState
@@ -63,7 +64,7 @@ class FitLoop:
             if self.done == started_at and not self.stopped and not self._reached(steps):
                 raise ValueError("fit: a pass over the dataset made no step; is it empty?")
         # The last row comes before the last evaluation, as at any other step.
-        if self.window.step_ms or self.window.skipped:
+        if self.window.step_ms or maximum(self.emb.mesh, [self.window.skipped])[0]:
             self._log()
         self._evaluate()
 
@@ -71,15 +72,9 @@ class FitLoop:
         return steps is not None and self.done >= steps
 
     def _one_epoch(self, dataset: Dataset, steps: int | None) -> None:
-        for batch in self._timed(dataset):
-            start = time.perf_counter()
-            packed = self._admit(batch)
-            self.window.input_ms += (time.perf_counter() - start) * 1e3
+        for batch, device_batch in self._timed(self._admitted(dataset)):
             # The step before runs while this batch is packed; only now is it waited for.
             self._finish_pending()
-            if packed is None:
-                continue
-            batch, device_batch = packed
             self.state, outcome = train_step(self.program, self.state, device_batch)
             self.pending = (batch, outcome)
             self.done += 1
@@ -89,6 +84,7 @@ class FitLoop:
                     self._log()
                 if self.eval_every is not None and self.done % self.eval_every == 0:
                     self._evaluate()
+            self.stopped = self.stopped or self.lockstep.stop_agreed
             if self.stopped or self._reached(steps):
                 break
         self._finish_pending()
@@ -97,24 +93,28 @@ class FitLoop:
         every = [self.log_every, *([self.eval_every] if self.eval_every else [])]
         return self._reached(steps) or any(self.done % n == 0 for n in every)
 
-    def _timed(self, dataset: Dataset) -> Iterator[Batch]:
-        """The dataset's batches, the time waited for them booked as input."""
-        batches = iter(dataset)
+    def _timed(self, source: Iterator[Batch]) -> Iterator[tuple[Batch, PackedBatch]]:
+        """Batches and what was shipped, the time until they are there booked as input."""
+        batches = self.lockstep.batches(source)
         while True:
             start = time.perf_counter()
-            batch = next(batches, None)
+            item = next(batches, None)
             self.window.input_ms += (time.perf_counter() - start) * 1e3
-            if batch is None:
+            if item is None:
                 return
-            yield batch
+            yield item
 
-    def _admit(self, batch: Batch) -> tuple[Batch, PackedBatch] | None:
-        admitted = admit(batch, self.on_bad_sample)
-        if admitted is None:
-            self.window.skipped += 1
-            return None
-        self.window.dropped += batch.num_samples - admitted.num_samples
-        return admitted, pack_batch(self.emb, admitted, self.ladder)
+    def _admitted(self, dataset: Dataset) -> Iterator[Batch]:
+        for batch in dataset:
+            if batch.num_samples == 0 and is_shared(self.emb.mesh):
+                yield batch  # the other processes have samples
+                continue
+            admitted = admit(batch, self.on_bad_sample)
+            if admitted is None:
+                self.window.skipped += 1
+            else:
+                self.window.dropped += batch.num_samples - admitted.num_samples
+                yield admitted
 
     def _finish_pending(self) -> None:
         """Waits for the step in flight and books its outcome."""
@@ -143,7 +143,7 @@ class FitLoop:
         self.reporter.advance(self.done)
 
     def _log(self) -> None:
-        row = self.window.row(self.done, device_bytes(self.state))
+        row = self.window.row(self.done, device_bytes(self.state), self.emb.mesh)
         self.window = Window()
         self._tell("log", row)
 
@@ -160,4 +160,5 @@ class FitLoop:
         event = FitEvent(kind, self.done, row, self.state)
         # Every callback is told, also when an earlier one asks to stop.
         answers = [callback(event) for callback in self.callbacks]
-        self.stopped = self.stopped or any(bool(answer) for answer in answers)
+        stop = any(bool(answer) for answer in answers)
+        self.stopped = self.stopped or bool(maximum(self.emb.mesh, [stop])[0])

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jax.sharding import Mesh
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from jaxsparse.processes import gather
 from jaxsparse.train.metrics import BinaryMetrics
 from jaxsparse.train.state import TrainState
 
@@ -50,24 +52,33 @@ class Window:
             return
         self._metrics.update(logits, labels, weights)
 
-    def row(self, step: int, device_bytes: int) -> dict[str, Any]:
-        """The row: loss and metrics over the window's samples, times in ms."""
+    def row(self, step: int, device_bytes: int, mesh: Mesh) -> dict[str, Any]:
+        """The row: loss and metrics over all processes' samples, times in ms of this process.
+
+        A collective: every process gets the same loss and metrics.
+        """
+        counts = (self.samples, self.skipped, self.dropped)
+        told = gather(mesh, (self._loss, self._weight, *counts, self._metrics))
+        loss, weight, samples, skipped, dropped, metrics = zip(*told, strict=True)
         times = np.array(self.step_ms or [math.nan])
         row = {
             "kind": "train",
             "step": step,
-            "loss": self._loss / self._weight if self._weight else math.nan,
-            "samples_per_s": self.samples / float(times.sum()) * 1e3,
+            "loss": sum(loss) / sum(weight) if sum(weight) else math.nan,
+            "samples_per_s": sum(samples) / float(times.sum()) * 1e3,
             "step_ms_p50": float(np.percentile(times, 50)),
             "step_ms_p95": float(np.percentile(times, 95)),
             "step_ms_max": float(times.max()),
             "input_ms": self.input_ms / len(times),
             "device_bytes": device_bytes,
-            "skipped_batches": self.skipped,
-            "dropped_samples": self.dropped,
+            "skipped_batches": sum(skipped),
+            "dropped_samples": sum(dropped),
         }
-        if self._metrics is not None:
-            row |= self._metrics.result()
+        merged = BinaryMetrics()
+        if None not in metrics:
+            for part in metrics:
+                merged.merge(part)
+            row |= merged.result()
         return row
 
 

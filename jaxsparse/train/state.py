@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxsparse.state import EmbeddingState
 
@@ -37,16 +36,6 @@ class TrainState:
     """Typed key of the run; dropout folds the device into it."""
 
 
-def replicate(tree: Any, mesh: Mesh) -> Any:
-    """A copy of ``tree`` on every device of ``mesh``.
-
-    The copy is made inside jit: it shares no buffer with the caller's arrays, which stay usable
-    when the state is donated.
-    """
-    sharding = NamedSharding(mesh, PartitionSpec())
-    return jax.jit(lambda t: jax.tree.map(jnp.copy, t), out_shardings=sharding)(tree)
-
-
 @jax.jit
 def copy_state(state: TrainState) -> TrainState:
     """A copy that survives the donation of ``state``; needs its memory once more."""
@@ -54,8 +43,8 @@ def copy_state(state: TrainState) -> TrainState:
 
 
 def device_bytes(state: TrainState) -> int:
-    """Bytes in use on the fullest device: as the device tells, else the state's arrays there."""
-    devices: set[Any] = set(state.step.sharding.device_set)
+    """Bytes in use on this process's fullest device: as it tells, else the state's arrays there."""
+    devices: set[Any] = set(state.step.sharding.addressable_devices)
     told = [stats["bytes_in_use"] for d in devices if (stats := d.memory_stats())]
     if told:
         return int(max(told))

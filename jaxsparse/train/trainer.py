@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -17,12 +18,14 @@ from flax import nnx
 from jaxsparse.data.batch import Batch
 from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.ladder import Ladder
-from jaxsparse.train.batches import Dataset, OnBadSample, PackedBatch, admit, pack_batch, unpad
+from jaxsparse.processes import gather, is_shared, maximum, replicate
+from jaxsparse.train.batches import Dataset, OnBadSample, PackedBatch, admit, unpad
 from jaxsparse.train.callbacks import Callback
 from jaxsparse.train.fit import FitLoop
+from jaxsparse.train.lockstep import Lockstep
 from jaxsparse.train.metrics import BinaryMetrics
 from jaxsparse.train.report import FitResult, Reporter
-from jaxsparse.train.state import TrainState, replicate
+from jaxsparse.train.state import TrainState
 from jaxsparse.train.step import (
     Loss,
     ReduceGrads,
@@ -80,7 +83,7 @@ class Trainer:
         self.on_bad_sample = on_bad_sample
         self.program = StepProgram(graphdef, emb, optimizer, loss, reduce_grads)
         self._initial = (params, (keys, others))
-        self._ladder, self._eval_ladder = Ladder(), Ladder()
+        self._lockstep, self._eval_lockstep = Lockstep(emb, Ladder()), Lockstep(emb, Ladder())
 
     def init(self, key: jax.Array) -> TrainState:
         """A fresh state: the model's parameters, new tables.
@@ -89,6 +92,7 @@ class Trainer:
             key: typed key; tables are drawn from it, dropout from a key folded from it.
         """
         params, (keys, others) = self._initial
+        self._check_same_start(params)
         rng = jax.random.fold_in(key, 1)
         keys = jax.tree.map(lambda k: jax.random.fold_in(k, jax.random.bits(rng)), keys)
         opt_state = jax.jit(self.program.optimizer.init)(params)
@@ -96,14 +100,38 @@ class Trainer:
         step, params, model_state, opt_state, rng = replicate(whole, self.emb.mesh)
         return TrainState(step, params, model_state, opt_state, self.emb.init(key), rng)
 
+    def _check_same_start(self, params: Any) -> None:
+        leaves = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params)]
+        digest = zlib.crc32(b"".join(leaves)) >> 1
+        most, least = maximum(self.emb.mesh, [digest, -digest])
+        if most != -least:
+            raise ValueError(
+                "init: the model's first parameters differ between processes; build it from the "
+                "same seed in each of them"
+            )
+
     def pack(self, batch: Batch) -> PackedBatch | None:
         """Checks and ships a batch; None where the policy is to skip it.
 
+        In several processes a collective: each passes its samples, which may be none.
+
         Raises:
             ValueError, TypeError: the batch is invalid; nothing was changed.
+            RuntimeError: another process's batch is.
         """
-        admitted = admit(batch, self.on_bad_sample)
-        return None if admitted is None else pack_batch(self.emb, admitted, self._ladder)
+        shared, error = is_shared(self.emb.mesh), None
+        if batch.num_samples or not shared:
+            try:
+                admitted = admit(batch, self.on_bad_sample)
+            except ValueError as refused:
+                if not shared:
+                    raise
+                admitted, error = None, refused  # the other processes must hear of it
+            if admitted is None and not shared:
+                return None
+            batch = admitted or batch.slice(0, 0)
+        settled = self._lockstep.pack(batch, error)
+        return None if settled is None else settled[1]
 
     def step(
         self, state: TrainState, batch: Batch | PackedBatch
@@ -152,8 +180,12 @@ class Trainer:
             eval_every: steps between evaluations.
             log_every: steps between rows of the history.
             callbacks: called with every row; one that returns True ends the training.
-            metrics_path: JSON lines file the rows are appended to.
-            progress: show progress on stderr.
+            metrics_path: JSON lines file the rows are appended to, by process 0.
+            progress: show progress on stderr, that of process 0.
+
+        In several processes a collective: each passes its share of the data and the same other
+        arguments. A process whose share is shorter goes on with empty batches until an epoch has
+        ended for all; an error or a callback that stops one of them stops all.
 
         Raises:
             ValueError: neither or both of ``steps`` and ``epochs``, a count below 1, an empty
@@ -169,13 +201,15 @@ class Trainer:
                 raise ValueError(f"fit: {name} must be at least 1, got {count}")
         if state is None:
             state = self.init(jax.random.key(seed))
-        path = None if metrics_path is None else Path(metrics_path)
+        tells = not is_shared(self.emb.mesh) or jax.process_index() == 0
+        path = None if metrics_path is None or not tells else Path(metrics_path)
         total = steps if steps is not None else _known_steps(dataset, epochs)
-        with Reporter(total, path, progress) as reporter:
+        self._lockstep.stop_requested = False
+        with Reporter(total, path, progress and tells) as reporter:
             loop = FitLoop(
                 program=self.program,
                 emb=self.emb,
-                ladder=self._ladder,
+                lockstep=self._lockstep,
                 on_bad_sample=self.on_bad_sample,
                 evaluate=self.evaluate,
                 state=state,
@@ -188,8 +222,18 @@ class Trainer:
             loop.run(dataset, steps, epochs)
         return FitResult(loop.state, reporter.history)
 
+    def request_stop(self) -> None:
+        """Ends the running `fit` after a step; from any thread, callback or signal handler.
+
+        In several processes one request ends all of them, at the same step.
+        """
+        self._lockstep.stop_requested = True
+
     def evaluate(self, state: TrainState, dataset: Dataset) -> dict[str, Any]:
         """Metrics over a whole dataset; changes nothing.
+
+        In several processes a collective: each passes its share of the data, shares may differ in
+        length, and all get the same numbers, those of all samples.
 
         Returns:
             ``loss`` (weighted mean), ``num_samples``, and where all labels are 0 or 1 ``auc``,
@@ -198,32 +242,20 @@ class Trainer:
         Raises:
             ValueError: the dataset is empty, or a batch is invalid.
         """
-        metrics: dict[str, BinaryMetrics] = {}
-        not_binary: set[str] = set()
-        loss_sum = weight_sum = 0.0
-        num_samples = 0
+        totals = _Totals()
         for batch, logits, losses in self._forward(state, self._admitted(dataset)):
-            weights = np.ones(len(losses)) if batch.weights is None else batch.weights
-            loss_sum += float(np.sum(np.where(weights > 0, losses, 0) * weights))
-            weight_sum += float(np.sum(weights))
-            num_samples += int(np.sum(weights > 0))
-            for task, (scores, labels) in _by_task(logits, batch.labels).items():
-                if np.isin(labels[weights > 0], (0, 1)).all():
-                    metrics.setdefault(task, BinaryMetrics()).update(scores, labels, weights)
-                else:
-                    not_binary.add(task)  # metrics of the other batches alone would mislead
-        if num_samples == 0:
-            raise ValueError("evaluate: the dataset has no samples")
-        result: dict[str, Any] = {"loss": loss_sum / weight_sum, "num_samples": num_samples}
-        for task, metric in metrics.items():
-            if task in not_binary:
-                continue
-            prefix = f"{task}/" if task else ""
-            result |= {f"{prefix}{name}": value for name, value in metric.result().items()}
+            totals.add(batch, logits, losses)
+        # One process is the case of one part: the numbers of a job do not depend on how many.
+        parts = gather(self.emb.mesh, totals)
+        for part in parts[1:]:
+            parts[0].merge(part)
+        result: dict[str, Any] = parts[0].result()
         return result
 
     def predict(self, state: TrainState, dataset: Dataset) -> Any:
         """Predictions ``link(logits)`` of every sample, in order; changes nothing.
+
+        In several processes a collective: each gets the predictions of its own samples.
 
         Returns:
             ``[n]`` float32, or a dict of them for a model with several tasks.
@@ -245,14 +277,53 @@ class Trainer:
     def _forward(
         self, state: TrainState, dataset: Iterable[Batch]
     ) -> Iterator[tuple[Batch, Any, npt.NDArray[np.float32]]]:
-        """Batches with their logits and losses on the host, without padding."""
-        for batch in dataset:
-            if batch.num_samples == 0:
-                continue
-            packed = pack_batch(self.emb, batch, self._eval_ladder)
+        """This process's batches with their logits and losses on the host, without padding."""
+        batches = (batch for batch in dataset if batch.num_samples)
+        for batch, packed in self._eval_lockstep.batches(batches):
             outcome = eval_step(self.program, state, packed)
-            logits, losses = unpad(outcome, batch.num_samples)
-            yield batch, logits, losses
+            if batch.num_samples:
+                logits, losses = unpad(outcome, batch.num_samples)
+                yield batch, logits, losses
+
+
+class _Totals:
+    """What `evaluate` adds up, of one process or merged."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, BinaryMetrics] = {}
+        self.not_binary: set[str] = set()
+        self.loss = self.weight = 0.0
+        self.num_samples = 0
+
+    def add(self, batch: Batch, logits: Any, losses: npt.NDArray[np.float32]) -> None:
+        weights = np.ones(len(losses)) if batch.weights is None else batch.weights
+        self.loss += float(np.sum(np.where(weights > 0, losses, 0) * weights))
+        self.weight += float(np.sum(weights))
+        self.num_samples += int(np.sum(weights > 0))
+        for task, (scores, labels) in _by_task(logits, batch.labels).items():
+            if np.isin(labels[weights > 0], (0, 1)).all():
+                self.metrics.setdefault(task, BinaryMetrics()).update(scores, labels, weights)
+            else:
+                self.not_binary.add(task)  # metrics of the other batches alone would mislead
+
+    def merge(self, other: _Totals) -> None:
+        for task, metric in other.metrics.items():
+            self.metrics.setdefault(task, BinaryMetrics()).merge(metric)
+        self.not_binary |= other.not_binary
+        self.loss += other.loss
+        self.weight += other.weight
+        self.num_samples += other.num_samples
+
+    def result(self) -> dict[str, Any]:
+        if self.num_samples == 0:
+            raise ValueError("evaluate: the dataset has no samples")
+        result: dict[str, Any] = {"loss": self.loss / self.weight, "num_samples": self.num_samples}
+        for task, metric in self.metrics.items():
+            if task in self.not_binary:
+                continue
+            prefix = f"{task}/" if task else ""
+            result |= {f"{prefix}{name}": value for name, value in metric.result().items()}
+        return result
 
 
 def _by_task(logits: Any, labels: Any) -> dict[str, tuple[Any, Any]]:

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes of a batch that several processes agree on: each votes, the largest counts.
+
+The vote is one small int32 vector, so that a single maximum over processes settles a batch:
+samples per device and what each slab needs. Lower bounds are voted negated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from zlib import crc32
+
+import jax
+from jax.sharding import Mesh
+
+from jaxsparse.ladder import SlabNeed
+from jaxsparse.packing import PreparedIds
+from jaxsparse.processes import NOTHING, Int32s, is_shared, maximum
+
+
+def num_votes(num_slabs: int) -> int:
+    """Length of `vote`."""
+    return 4 + 2 * num_slabs
+
+
+def vote(ids: PreparedIds) -> list[int]:
+    """What a process says of its batch; one without samples leaves their number to others."""
+    samples = (ids.samples, -ids.samples) if ids.num_samples else (0, NOTHING)
+    form = fingerprint(_form(ids))
+    needs = [size for need in ids.needs() for size in (need.ragged_ids, need.rows)]
+    return [*samples, form, -form, *needs]
+
+
+def abstain(num_slabs: int) -> list[int]:
+    """The vote of a process that has no batch at all."""
+    return [0, *[NOTHING] * (num_votes(num_slabs) - 1)]
+
+
+def settle(
+    mesh: Mesh, ids: PreparedIds, votes: Int32s | Sequence[int]
+) -> tuple[PreparedIds, tuple[SlabNeed, ...]]:
+    """The batch laid out as all agreed; a collective only where sample counts differ.
+
+    Args:
+        mesh: the mesh.
+        ids: this process's batch.
+        votes: the maximum over processes of `vote`.
+
+    Returns:
+        The batch with the largest number of samples per device, and the largest needs.
+
+    Raises:
+        ValueError: batches differ in form; raised by every process.
+    """
+    most, fewest = int(votes[0]), -int(votes[1])
+    if int(votes[2]) != -int(votes[3]):
+        raise ValueError(
+            "the batches of the processes must have one form: the same features as fixed numbers "
+            f"of ids per sample or as bags, with or without weights; process "
+            f"{jax.process_index()} has {_form(ids)}"
+        )
+    ids = ids.with_samples(most)
+    if int(votes[1]) != NOTHING and most != fewest:
+        # The needs were counted for other samples per device: count again, all together.
+        votes = maximum(mesh, vote(ids))
+    sizes = [int(size) for size in votes[4:]]
+    needs = tuple(
+        SlabNeed(own.fixed_ids, ragged, rows)
+        for own, ragged, rows in zip(ids.needs(), sizes[::2], sizes[1::2], strict=True)
+    )
+    return ids, needs
+
+
+def agree(mesh: Mesh, ids: PreparedIds) -> tuple[PreparedIds, tuple[SlabNeed, ...]]:
+    """`vote` and `settle` in one; on a mesh of one process the batch as it is, and its needs."""
+    if not is_shared(mesh):
+        return ids, ids.needs()
+    return settle(mesh, ids, maximum(mesh, vote(ids)))
+
+
+def fingerprint(form: object) -> int:
+    """31 bits of a form's text, never 0: forms that differ are told apart, not proven equal."""
+    return (crc32(repr(form).encode()) >> 1) or 1
+
+
+def _form(ids: PreparedIds) -> list[tuple[int, dict[str, int], dict[str, str]]]:
+    """By slab: rows per shard, ids per sample of fixed features, what kind of bags others are."""
+    return [
+        (
+            part.slab.rows_per_shard,
+            {name: fixed.codes.shape[1] for name, fixed in part.fixed.items()},
+            {
+                name: "bags" if ragged.weights is None else "weighted bags"
+                for name, ragged in part.ragged.items()
+            },
+        )
+        for part in ids.features
+    ]

@@ -1,0 +1,422 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What processes of a job do in tests: functions of the mesh and of which process this is.
+
+The same function run with ``(mesh, 0, 1)`` is the job on one process: results are to be equal.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import tempfile
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+import jaxsparse as js
+from jaxsparse import distributed, processes
+from jaxsparse.processes import local_block, local_devices, put_blocks
+
+ROWS = {"item": 97, "word": 40, "shop": 9}
+
+
+def error_of(call):
+    try:
+        call()
+    except (ValueError, RuntimeError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+# ---- the embedding layer ----------------------------------------------------------------------
+
+
+def collection(mesh):
+    item = js.TableSpec(
+        "item", vocabulary_size=97, embedding_dim=4, optimizer=js.Adagrad(0.25, eps=0)
+    )
+    word = js.TableSpec(
+        "word", vocabulary_size=40, embedding_dim=2, optimizer=js.SGD(0.5), placement="replicated"
+    )
+    shop = js.TableSpec(
+        "shop", vocabulary_size=9, embedding_dim=4, optimizer=js.Adagrad(0.25), placement="single"
+    )
+    features = [
+        js.FeatureSpec("item", item),
+        js.FeatureSpec("seen", item),
+        js.FeatureSpec("padded", item, combiner=None, max_length=3, padding_id=0),
+        js.FeatureSpec("words", word),
+        js.FeatureSpec("shop", shop),
+        js.FeatureSpec("shops", shop),
+    ]
+    return js.EmbeddingCollection(features, mesh=mesh)
+
+
+def samples(rng, count):
+    """Dyadic everything: float32 sums are exact in any order."""
+
+    def bags(rows, weighted):
+        lengths = rng.integers(0, 5, count)
+        total = int(lengths.sum())
+        weights = (rng.integers(-64, 65, total) / 64).astype(np.float32) if weighted else None
+        return js.Ragged.from_lengths(rng.integers(0, rows, total), lengths, weights)
+
+    features = {
+        "item": rng.integers(0, 97, count),
+        "seen": bags(97, weighted=True),
+        "padded": rng.integers(0, 97, (count, 3)),
+        "words": bags(40, weighted=False),
+        "shop": rng.integers(0, 9, (count, 2)),
+        "shops": bags(9, weighted=True),
+    }
+    shapes = {"item": (4,), "seen": (4,), "padded": (3, 4), "words": (2,), "shop": (4,)}
+    grads = {
+        name: (rng.integers(-64, 65, (count, *shape)) / 64).astype(np.float32)
+        for name, shape in {**shapes, "shops": (4,)}.items()
+    }
+    return features, grads
+
+
+SHARES = ((4, 4), (4, 4), (4, 3), (3, 0), (0, 1), (5, 2), (0, 0), (6, 6))
+"""Samples of each of two processes, step by step."""
+
+
+def my_part(columns, step, index, count):
+    """This process's samples of a step; all of them for a process on its own."""
+    start, stop = (0, sum(SHARES[step])) if count == 1 else (0, SHARES[step][0])
+    if index == 1:
+        start, stop = SHARES[step][0], sum(SHARES[step])
+
+    def cut(column):
+        return column.slice(start, stop) if isinstance(column, js.Ragged) else column[start:stop]
+
+    return {name: cut(column) for name, column in columns.items()}, stop - start
+
+
+def exactness(mesh, index, count):
+    """Several steps of lookup and update with uneven and empty shares."""
+    emb = collection(mesh)
+    state = emb.init(jax.random.key(3))
+    rng = np.random.default_rng(5)
+    for name, rows in ROWS.items():
+        values = rng.integers(-64, 65, (rows, emb.tables[name].embedding_dim)) / 64
+        state = emb.write(state, name, np.arange(rows), values)
+    told = {"acts": [], "weight_grads": [], "lengths": [], "shapes": []}
+    for step in range(len(SHARES)):
+        features, grads = samples(rng, sum(SHARES[step]))
+        features, num_samples = my_part(features, step, index, count)
+        grads, _ = my_part(grads, step, index, count)
+        ids = emb.pack(features)
+        assert ids.num_samples == num_samples
+        acts, residuals = emb.lookup(state, ids)
+        grads = on_mesh(emb, grads, ids)
+        told["acts"].append({k: local_block(v)[:num_samples] for k, v in acts.items()})
+        told["lengths"].append(local_block(ids.lengths("seen"))[:num_samples])
+        weight_grads = emb.weight_grads(residuals, grads)
+        told["weight_grads"].append({k: np.asarray(v) for k, v in weight_grads.items()})
+        told["shapes"].append((ids.padded_samples, ids.rung, ids.need))
+        state = emb.update(state, residuals, grads, step=step)
+    told["rows"] = {name: emb.read(state, name, np.arange(rows)) for name, rows in ROWS.items()}
+    told["slots"] = {
+        name: emb.read_slots(state, name, np.arange(rows)) for name, rows in ROWS.items()
+    }
+    return told
+
+
+def on_mesh(emb, grads, ids):
+    devices = local_devices(emb.mesh)
+    size = ids.padded_samples // emb.num_shards * (devices.stop - devices.start)
+    padded = {
+        k: np.pad(g, [(0, size - len(g)), *[(0, 0)] * (g.ndim - 1)]) for k, g in grads.items()
+    }
+    return put_blocks(padded, emb.mesh, dict.fromkeys(padded, PartitionSpec(emb.axes)))
+
+
+def layer_errors(mesh, index, count):
+    """What only several processes can do wrong."""
+    emb = collection(mesh)
+    state = emb.init(jax.random.key(3))
+    features, grads = samples(np.random.default_rng(index), 4)
+    ids = emb.pack(features)
+    _, residuals = emb.lookup(state, ids)
+    grads = on_mesh(emb, grads, ids)
+    other = {**features, "item": np.stack([features["item"]] * (1 + index), axis=1)}
+    devices = mesh.devices.ravel()
+    swapped = js.make_mesh(devices=[devices[i] for i in (0, 2, 1, 3)])
+    theirs = js.make_mesh(devices=[d for d in devices if d.process_index != index])
+    return {
+        "in jit": error_of(lambda: jax.jit(emb.weight_grads)(residuals, grads)),
+        "form": error_of(lambda: emb.pack(other)),
+        "order": error_of(lambda: collection(swapped).pack(features)),
+        "absent": error_of(lambda: collection(theirs).pack(features)),
+        "own mesh": exactness(js.make_mesh(devices=jax.local_devices()), 0, 1)["shapes"][0],
+        "rung": error_of(lambda: emb.pack(features, rung=1)),
+    }
+
+
+def numbers(mesh, index, count):
+    """What is gathered and agreed: strange values, sizes that differ."""
+    value = {"index": index, "pi": np.float64(np.pi) * (index + 1), "big": 2**40 + index}
+    value["array"] = np.arange(1000 * index, dtype=np.int64) + 2**40
+    distributed.check_collectives(mesh)
+    return {
+        "gathered": processes.gather(mesh, value),
+        "maximum": processes.maximum(mesh, [index, -index, 7]),
+        "shared": processes.is_shared(mesh),
+        "told": (distributed.is_first(), distributed.initialize() is not None),
+    }
+
+
+# ---- the trainer ------------------------------------------------------------------------------
+
+
+class Net(nnx.Module):
+    """A small tower over two activations and the dense columns."""
+
+    def __init__(self, seed=0):
+        rngs = nnx.Rngs(seed)
+        self.hidden = nnx.Linear(12, 8, rngs=rngs)
+        self.out = nnx.Linear(8, 1, rngs=rngs)
+
+    def __call__(self, acts, dense, train):
+        inputs = jax.numpy.concatenate([acts["user"], acts["seen"], dense], axis=1)
+        return self.out(jax.nn.relu(self.hidden(inputs)))[:, 0]
+
+
+def click_trainer(mesh, seed=0, **options):
+    user = js.TableSpec("user", vocabulary_size=200, embedding_dim=4)
+    item = js.TableSpec("item", vocabulary_size=50, embedding_dim=4, placement="replicated")
+    features = [js.FeatureSpec("user", user), js.FeatureSpec("seen", item, combiner="mean")]
+    emb = js.EmbeddingCollection(features, mesh=mesh)
+    return js.Trainer(Net(seed), emb, optimizer=optax.adam(1e-2), **options)
+
+
+def click_batches(num_batches, batch_size, seed=0):
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(num_batches):
+        user = rng.integers(0, 200, batch_size)
+        lengths = rng.integers(0, 6, batch_size)
+        seen = js.Ragged.from_lengths(rng.integers(0, 50, int(lengths.sum())), lengths)
+        dense = rng.normal(size=(batch_size, 4))
+        chance = 1 / (1 + np.exp(-dense[:, 0] - (user % 3 - 1)))
+        labels = (rng.random(batch_size) < chance).astype(np.float32)
+        weights = rng.integers(1, 4, batch_size).astype(np.float32)
+        made.append(js.Batch({"user": user, "seen": seen}, dense, labels, weights))
+    return made
+
+
+def share(batches, index, count):
+    """Every batch's contiguous part of this process."""
+    return [
+        b.slice(b.num_samples * index // count, b.num_samples * (index + 1) // count)
+        for b in batches
+    ]
+
+
+def curves(mesh, index, count):
+    """Loss by step, metrics and predictions of one job."""
+    trainer = click_trainer(mesh)
+    data = share(click_batches(20, 32), index, count)
+    judged = share(click_batches(3, 50, seed=9), index, count)
+    result = trainer.fit(
+        data, steps=20, eval_dataset=judged, eval_every=10, log_every=1, progress=False
+    )
+    return {
+        "loss": [row["loss"] for row in result.history if row["kind"] == "train"],
+        "auc": [row["auc"] for row in result.history if row["kind"] == "train"],
+        "samples": [row["num_samples"] for row in result.history if row["kind"] == "train"],
+        "eval": trainer.evaluate(result.state, judged),
+        "predictions": trainer.predict(result.state, judged),
+        "labels": np.concatenate([b.labels for b in judged]),
+        "weights": np.concatenate([b.weights for b in judged]),
+    }
+
+
+class Sum(nnx.Module):
+    """The activation itself: its gradient is the loss's."""
+
+    def __init__(self):
+        self.zero = nnx.Param(jax.numpy.zeros(()))
+
+    def __call__(self, acts, dense, train):
+        return acts["id"][:, 0]
+
+
+def linear(logits, labels):
+    return logits + 0 * labels
+
+
+def counter(mesh, **options):
+    """A trainer whose rows count: one occurrence in a step of weight W moves a row by -1/W."""
+    table = js.TableSpec(
+        "id",
+        vocabulary_size=64,
+        embedding_dim=1,
+        optimizer=js.SGD(1.0),
+        initializer=js.constant(0.0),
+    )
+    emb = js.EmbeddingCollection([js.FeatureSpec("id", table)], mesh=mesh)
+    return js.Trainer(Sum(), emb, optimizer=optax.sgd(0.0), loss=linear, **options)
+
+
+def id_batches(ids, size=4):
+    return [
+        js.Batch({"id": ids[i : i + size]}, labels=np.zeros(len(ids[i : i + size])))
+        for i in range(0, len(ids), size)
+    ]
+
+
+def moved(trainer, state):
+    return trainer.emb.read(state.embeddings, "id", np.arange(64))[:, 0]
+
+
+def uneven(mesh, index, count):
+    """Five batches here, three there, two epochs; then one process without any data."""
+    shares = [np.arange(20), np.arange(20, 32)]
+    trainer = counter(mesh)
+    result = trainer.fit(id_batches(shares[index]), epochs=2, log_every=1, progress=False)
+    told = {
+        "rows": moved(trainer, result.state),
+        "steps": int(result.state.step),
+        "samples": sum(row["num_samples"] for row in result.history),
+    }
+    trainer = counter(mesh)
+    alone = [np.array([], np.int64), np.array([40, 41, 42])][index]
+    result = trainer.fit(id_batches(alone), epochs=2, log_every=1, progress=False)
+    told["alone"] = moved(trainer, result.state)
+    told["alone eval"] = trainer.evaluate(result.state, id_batches(alone))
+    told["alone predict"] = trainer.predict(result.state, id_batches(alone))
+    told["nothing"] = error_of(lambda: trainer.evaluate(result.state, []))
+    told["no step"] = error_of(lambda: trainer.fit([], epochs=1, progress=False))
+    return told
+
+
+def buckets(mesh, index, count):
+    """Bags of 8 ids here, of 32 there: one program, exact sums."""
+    table = js.TableSpec(
+        "t", vocabulary_size=64, embedding_dim=1, optimizer=js.SGD(1.0), dtype="float32"
+    )
+    emb = js.EmbeddingCollection([js.FeatureSpec("f", table)], mesh=mesh)
+    state = emb.init(jax.random.key(0))
+    state = emb.write(state, "t", np.arange(64), np.arange(64)[:, None])
+    lengths = {0: [8, 8], 1: [32, 32]}
+    mine = lengths[index] if count > 1 else lengths[0] + lengths[1]
+    bags = [np.arange(n) for n in mine]
+    ids = emb.pack({"f": js.Ragged.from_lists(bags)})
+    acts, _ = emb.lookup(state, ids)
+    buffer = ids.slabs[0].inverse.shape[0] // emb.num_shards
+    return {
+        "sums": local_block(acts["f"])[: len(mine), 0].tolist(),
+        "buffer": buffer,
+        "needed": max(map(len, bags)),
+    }
+
+
+def together(mesh, index, count):
+    """Errors, stops and skips of one process are those of all."""
+    told = {}
+    trainer = counter(mesh)
+    good = id_batches(np.arange(12))
+    bad = js.Batch({"id": np.array([1, 99])}, labels=np.zeros(2))
+    state = trainer.init(jax.random.key(0))
+    state, _ = trainer.step(state, good[0])
+    told["bad key"] = error_of(lambda: trainer.step(state, bad if index == 1 else good[1]))
+    nan = js.Batch({"id": np.array([1])}, labels=np.array([np.nan]))
+    told["bad sample"] = error_of(lambda: trainer.step(state, nan if index == 0 else good[1]))
+    told["after errors"] = (int(state.step), moved(trainer, state)[:4].tolist())
+
+    def fails_at_third():
+        yield from good[:2]
+        if index == 1:
+            raise ValueError("the file ends in the middle of a row")
+        yield good[2]
+
+    class Failing:
+        def __iter__(self):
+            return fails_at_third()
+
+    told["dataset"] = error_of(lambda: trainer.fit(Failing(), epochs=1, progress=False))
+    tasks = {"a": np.zeros(4), "b": np.zeros(4)} if index else np.zeros(4)
+    other = js.Batch({"id": np.arange(4)}, labels=tasks)
+    told["form"] = error_of(lambda: trainer.step(state, other))
+    told["model"] = error_of(lambda: click_trainer(mesh, seed=index).init(jax.random.key(0)))
+
+    # One process asks to stop, at its own third step; all stop at one step.
+    def stops(event):
+        return index == 1 and event.step == 3
+
+    result = trainer.fit(good, steps=9, log_every=1, callbacks=[stops], progress=False)
+    told["callback stop"] = int(result.state.step)
+    skipping = counter(mesh, on_bad_sample="skip")
+    state = skipping.init(jax.random.key(0))
+    half = js.Batch({"id": np.array([5])}, labels=np.array([np.nan])) if index else good[0]
+    state, outcome = skipping.step(state, half)
+    told["skip here"] = (int(state.step), moved(skipping, state)[:6].tolist())
+    state, outcome = skipping.step(state, nan)
+    told["skip all"] = (int(state.step), outcome)
+    return told
+
+
+def requested_stop(mesh, index, count):
+    """A request of one process, from any thread, ends all at one step."""
+    trainer = counter(mesh)
+
+    class Asks:
+        def __iter__(self):
+            for number, batch in enumerate(id_batches(np.arange(40))):
+                if number == 4 and index == 1:
+                    trainer.request_stop()
+                yield batch
+
+    result = trainer.fit(Asks(), epochs=3, log_every=100, progress=False)
+    return int(result.state.step)
+
+
+def files(mesh, index, count):
+    """Only process 0 writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "metrics.jsonl"
+        data = id_batches(np.arange(8))
+        counter(mesh).fit(data, epochs=1, metrics_path=path, progress=False, log_every=1)
+        return path.exists()
+
+
+# ---- a process that dies ----------------------------------------------------------------------
+
+MOMENTS = ("import", "join", "init", "step", "evaluate")
+"""Before the job is joined, right after, when the state is there, in a step, in an evaluation."""
+
+
+def dies_at(moment):
+    """Kills this process if the environment says so: ``JOB_KILL=process:moment``."""
+    if os.environ.get("JOB_KILL") == f"{os.environ['JAXSPARSE_PROCESS_ID']}:{moment}":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Deadly(list):
+    """Batches, at the third of which the process may die."""
+
+    def __init__(self, moment, batches):
+        super().__init__(batches)
+        self.moment = moment
+
+    def __iter__(self):
+        for number, batch in enumerate(super().__iter__()):
+            if number == 2:
+                dies_at(self.moment)
+            yield batch
+
+
+def mortal(mesh, index, count):
+    """A training that would not end for long, unless a process dies."""
+    dies_at("join")
+    trainer = counter(mesh)
+    state = trainer.init(jax.random.key(0))
+    dies_at("init")
+    data, judged = (Deadly(m, id_batches(np.arange(24))) for m in ("step", "evaluate"))
+    trainer.fit(data, steps=10**6, state=state, eval_dataset=judged, eval_every=10)
