@@ -164,7 +164,7 @@ def fingerprint64(keys: Keys) -> Uint64s:
 
     Integers of equal value hash alike in every dtype; ``np.int64(-1)`` and ``np.uint64(2**64 - 1)``
     are the same 64 bits, hence the same key. Distinct integers never share a fingerprint. A string
-    hashes as its UTF-8 bytes, so ``"a"`` and ``b"a"`` are one key, and ``"1"`` is not ``1``. 
+    hashes as its UTF-8 bytes, so ``"a"`` and ``b"a"`` are one key, and ``"1"`` is not ``1``.
 
     Fixed width numpy strings (``<U`` and ``|S``) have lost their trailing NULs before they get
     here: ``np.array(["a\\0"])`` holds the key ``"a"``, the list ``["a\\0"]`` and an array of dtype

@@ -56,7 +56,9 @@ class Batch:
         if isinstance(self.labels, Mapping):
             if not self.labels:
                 raise ValueError("Batch: labels must name at least one task, got {}")
-            tasks = {name: _float32s(f"labels[{name!r}]", values) for name, values in self.labels.items()}
+            tasks = {
+                name: _float32s(f"labels[{name!r}]", values) for name, values in self.labels.items()
+            }
             object.__setattr__(self, "labels", tasks)
         else:
             object.__setattr__(self, "labels", _float32s("labels", self.labels))

@@ -135,7 +135,7 @@ def mixed_signs(
             name = str(feature.column)
             cell = cells[header.index(name)]
             items = cell.split(feature.separator) if feature.separator else [cell]
-            for key in (int(item) for item in items if _INTEGER.fullmatch(item)):
+            for key in (_value(item) for item in items if not_an_integer(item) is None):
                 if 0 <= key < 2**63:
                     continue
                 first.setdefault((name, key < 0), key)
@@ -172,7 +172,8 @@ def _checks(schema: ColumnSchema) -> Iterator[tuple[str, str, Check]]:
 
 
 def keys_check(feature: FeatureColumn) -> Check:
-    one: Check = _integer if feature.type == "integer" else _text
+    """Looks at the text of one cell of a feature."""
+    one: Check = not_an_integer if feature.type == "integer" else _text
     if feature.limit is not None:
         one = partial(_integer_below, feature.limit)
     separator = feature.separator
@@ -198,14 +199,23 @@ def _text(cell: str) -> str | None:
     return None
 
 
-def _integer(cell: str) -> str | None:
+def not_an_integer(cell: str) -> str | None:
+    """What was expected of text that is no integer of 64 bits."""
     if not _INTEGER.fullmatch(cell):
         return 'an integer (strings need type = "string")'
-    return None if -(2**63) <= int(cell) < 2**64 else "an integer of 64 bits"
+    # Python refuses to convert thousands of digits.
+    is_short = len(cell.removeprefix("-").lstrip("0")) <= 20
+    return None if is_short and -(2**63) <= _value(cell) < 2**64 else "an integer of 64 bits"
+
+
+def _value(integer: str) -> int:
+    """Of digits that may begin with any number of zeros."""
+    digits = integer.removeprefix("-").lstrip("0") or "0"
+    return -int(digits) if integer.startswith("-") else int(digits)
 
 
 def _integer_below(limit: int, cell: str) -> str | None:
-    return _integer(cell) or (None if 0 <= int(cell) < limit else f"in 0..{limit - 1}")
+    return not_an_integer(cell) or (None if 0 <= _value(cell) < limit else f"in 0..{limit - 1}")
 
 
 def _number(cell: str) -> float:

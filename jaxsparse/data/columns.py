@@ -39,9 +39,7 @@ def to_columns(data: Any) -> Columns:
     if isinstance(data, Mapping):
         for name in data:
             if not isinstance(name, str):
-                raise TypeError(
-                    f"column names must be str, got {name!r} ({type(name).__name__})"
-                )
+                raise TypeError(f"column names must be str, got {name!r} ({type(name).__name__})")
         columns = {name: _column(name, values) for name, values in data.items()}
     elif hasattr(data, "__arrow_c_stream__"):
         table = _arrow_table(data)
@@ -115,7 +113,11 @@ def _arrow_table(data: Any) -> Any:
     if type(data).__module__.split(".")[0] == "pandas":
         # A frame that was filtered would bring its index along as one more column.
         return pa.Table.from_pandas(data, preserve_index=False)
-    return pa.table(data)
+    try:
+        return pa.table(data)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        kinds = f" with columns of {getattr(data, 'dtypes', 'unknown types')}"
+        raise TypeError(f"the table{kinds} cannot be read: {error}") from error
 
 
 def _column(name: str, values: Any) -> Column:
@@ -171,7 +173,8 @@ def _object_column(name: str, array: Array) -> Column:
     if any(issubclass(kind, list | tuple | np.ndarray | set | frozenset) for kind in kinds):
         # As in an arrow table, no list is an empty one.
         array = array.copy()
-        array[[value is None for value in array]] = ()
+        for row in np.flatnonzero([value is None for value in array]):
+            array[row] = ()
     only_numbers = all(issubclass(kind, numbers.Real) for kind in kinds)
     for row, value in enumerate(array if not only_numbers else ()):
         # pandas writes a missing string as None or as the float NaN.

@@ -14,7 +14,7 @@ from jaxsparse.key_arrays import concatenate_keys
 from jaxsparse.ragged import Ragged
 
 
-def join_batches(parts: Sequence[Batch], origins: Sequence[str]) -> Batch:
+def join_batches(parts: Sequence[Batch], origins: Sequence[str] = ()) -> Batch:
     """All samples of ``parts``, which have the same columns; ``origins`` are as `join_columns`.
 
     Raises:
@@ -41,13 +41,13 @@ def join_batches(parts: Sequence[Batch], origins: Sequence[str]) -> Batch:
     )
 
 
-def join_columns(name: str, parts: list[Column], origins: Sequence[str]) -> Column:
+def join_columns(name: str, parts: list[Column], origins: Sequence[str] = ()) -> Column:
     """One column of the columns of several files.
 
     Args:
         name: of the column.
         parts: the column in each file.
-        origins: where each part comes from, for messages.
+        origins: where each part comes from, for messages; none are "part 0" and so on.
 
     Raises:
         DataError: the files differ in the kind of their keys.
@@ -61,24 +61,24 @@ def join_columns(name: str, parts: list[Column], origins: Sequence[str]) -> Colu
         arrays = [part for part in parts if not isinstance(part, Ragged)]
         return concatenate_keys(_common(arrays))
     except TypeError as error:
-        seen = {_kind(part): where for part, where in reversed([*zip(parts, origins, strict=True)])}
-        there = ", ".join(f"{where} has {kind}" for kind, where in reversed(seen.items()) if kind)
-        raise DataError(
-            f"column {name!r} differs between the files: {error} ({there})"
-        ) from error
+        there: dict[str, str] = {}
+        for number, part in enumerate(parts):
+            there.setdefault(_kind(part), origins[number] if origins else f"part {number}")
+        kinds = ", ".join(f"{kind} in {where}" for kind, where in there.items() if kind)
+        raise DataError(f"column {name!r} differs between the files: {error} ({kinds})") from error
 
 
 def _kind(part: Column) -> str:
-    """What a part holds, with an example; nothing if it is empty or fits beside all integers."""
+    """What a part holds, with an example where it is integers; "" if it is empty."""
     keys = part.values if isinstance(part, Ragged) else part
     shape = "lists of " if isinstance(part, Ragged) else ""
     if not keys.size:
         return ""
     if keys.dtype.kind not in "iu":
         return f"{shape}strings"
-    for found, extreme in (("negative", keys.min()), ("unsigned", keys.max())):
-        if (found == "negative" and extreme < 0) or (found == "unsigned" and extreme >= 2**63):
-            return f"{shape}{found} integers"
+    low, high = int(keys.min()), int(keys.max())
+    if low < 0 or high >= 2**63:
+        return f"{shape}integers such as {low if low < 0 else high}"
     return f"{shape}integers"
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jaxsparse.arrow import decoded_text
-from jaxsparse.data.cells import keys_check
+from jaxsparse.data.cells import keys_check, not_an_integer
 from jaxsparse.data.schema import ColumnSchema, FeatureColumn
 from jaxsparse.data.tables import filled
 
@@ -77,6 +76,8 @@ def _wrong_keys(column: Any, feature: FeatureColumn) -> Iterator[tuple[str, Bool
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    from jaxsparse.arrow import decoded_text
+
     if pa.types.is_nested(column.type):
         yield "keys without nulls", _with_a_key(column, lambda keys: _mask(keys.is_null()))
         if feature.limit is not None:
@@ -116,8 +117,7 @@ def _not_integers(column: Any) -> Bools:
     wrong = ~_mask(pc.fill_null(short, False))
     for row in np.flatnonzero(wrong):
         text = column[int(row)].as_py() or ""
-        digits = text.removeprefix("-")
-        wrong[row] = not (digits.isascii() and digits.isdigit() and -(2**63) <= int(text) < 2**64)
+        wrong[row] = not_an_integer(text) is not None
     return wrong
 
 

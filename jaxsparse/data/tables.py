@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxsparse.arrow import decoded_text, is_text
 from jaxsparse.data.batch import Batch
 from jaxsparse.data.columns import (
     Array,
@@ -137,6 +136,8 @@ def beyond(keys: Array, limit: int) -> Array:
 
 def _any_keys(column: Any, feature: FeatureColumn) -> Column:
     import pyarrow as pa
+
+    from jaxsparse.arrow import decoded_text, is_text
 
     name = str(feature.column)
     splits = feature.separator is not None
