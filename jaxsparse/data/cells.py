@@ -46,7 +46,7 @@ def read_header(path: Path, delimiter: str) -> list[str]:
     """
     with open_text(path, "replace") as text:
         if isinstance(text, io.TextIOWrapper):
-            check_begin(text.buffer.peek(4), str(path))  # type: ignore[attr-defined]
+            check_begin(text.buffer.peek(4), str(path))
         return parse_header(text, str(path), delimiter)
 
 
@@ -66,7 +66,7 @@ def parse_header(lines: Iterable[str], path: str, delimiter: str) -> list[str]:
     Raises:
         DataError: there is none, it is blank, or a name appears twice.
     """
-    header = next(_reader(lines, delimiter), None)
+    header: list[str] | None = next(_reader(lines, delimiter), None)
     if header is None:
         raise DataError(f"{path}: the file is empty")
     if not any(name.strip() for name in header):

@@ -173,8 +173,9 @@ def _object_column(name: str, array: Array) -> Column:
     if any(issubclass(kind, list | tuple | np.ndarray | set | frozenset) for kind in kinds):
         # As in an arrow table, no list is an empty one.
         array = array.copy()
-        for row in np.flatnonzero([value is None for value in array]):
-            array[row] = ()
+        for row, value in enumerate(array.tolist()):
+            if value is None:
+                array[row] = ()
     only_numbers = all(issubclass(kind, numbers.Real) for kind in kinds)
     for row, value in enumerate(array if not only_numbers else ()):
         # pandas writes a missing string as None or as the float NaN.

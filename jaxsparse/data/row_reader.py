@@ -55,11 +55,11 @@ class RowReader:
         """The rows of ``rows`` ``[n]``, ascending and distinct; decodes the blocks they lie in."""
         edges = np.searchsorted(rows, self._starts)
         parts, origins = [], []
-        for number in np.flatnonzero(np.diff(edges)):
+        for number in np.flatnonzero(np.diff(edges)).tolist():
             inside = rows[edges[number] : edges[number + 1]] - self._starts[number]
             file, where = self._blocks[number]
             origins.append(f"{self._files[file].source.path} from {where.first_row} on")
-            block = self._block(int(number))
+            block = self._block(number)
             if inside[-1] - inside[0] + 1 == len(inside):
                 parts.append(block.slice(int(inside[0]), int(inside[-1]) + 1))
             else:

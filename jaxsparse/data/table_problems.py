@@ -34,7 +34,19 @@ def split_bad_rows(table: Any, schema: ColumnSchema) -> tuple[Any, list[Problem]
             reason = f"{role} column {name!r} must be {expected}"
             found.append((int(row), reason, f"{reason}, got {'null' if value is None else value}"))
         bad |= wrong
-    return table.filter(pa.array(~bad)), sorted(found)
+    return _without_views(table).filter(pa.array(~bad)), sorted(found)
+
+
+def _without_views(table: Any) -> Any:
+    """Views of text as plain text: arrow cannot filter the former."""
+    import pyarrow.types as types
+
+    from jaxsparse.arrow import decoded_text
+
+    for index, field in enumerate(table.schema):
+        if types.is_string_view(field.type):
+            table = table.set_column(index, field.name, decoded_text(table.column(index)))
+    return table
 
 
 def _checks(table: Any, schema: ColumnSchema) -> Iterator[tuple[str, str, str, Bools]]:
