@@ -152,7 +152,7 @@ def _arrow_column(name: str, values: Any) -> Any:
             # Indices and extension arrays lack what arrow asks of a series.
             return pa.Array.from_pandas(pd.Series(values))
         return pa.chunked_array(values) if is_stream else pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         kind = getattr(values, "dtype", type(values).__name__)
         raise TypeError(f"column {name!r} of type {kind} cannot be read: {error}") from error
 

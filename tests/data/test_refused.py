@@ -308,3 +308,8 @@ def test_polars_lists_of_categories_and_wide_integers() -> None:
         from_arrays({"a": wide, "label": [0, 1]}, 2)
     with pytest.raises(TypeError, match=r"the table with columns of .*Int128.* cannot be read"):
         from_arrays(pl.DataFrame({"a": wide, "label": [0, 1]}), 2)
+
+
+def test_a_series_of_mixed_values_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match=r"column 'a' of type object cannot be read: "):
+        from_arrays({"a": pd.Series(["x", 1]), "label": [0, 1]}, 2)
