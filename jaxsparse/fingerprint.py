@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from jaxsparse.key_arrays import unmasked
+
 HASH_VERSION = 1
 """Names the meaning of `fingerprint64` and of `Hashed.rows`; to be stored beside saved tables."""
 
@@ -39,7 +41,7 @@ def as_array(keys: Any) -> npt.NDArray[Any]:
     if hasattr(keys, "as_py"):
         keys = keys.as_py()
     if hasattr(keys, "__array__"):
-        return np.asarray(keys)
+        return np.asarray(unmasked("keys", keys))
     if not isinstance(keys, list | tuple):
         keys = [keys]
         return np.fromiter(keys, object, 1).reshape(())
@@ -162,8 +164,11 @@ def fingerprint64(keys: Keys) -> Uint64s:
 
     Integers of equal value hash alike in every dtype; ``np.int64(-1)`` and ``np.uint64(2**64 - 1)``
     are the same 64 bits, hence the same key. Distinct integers never share a fingerprint. A string
-    hashes as its UTF-8 bytes, so ``"a"`` and ``b"a"`` are one key, and ``"1"`` is not ``1``. Fixed
-    width numpy strings have lost their trailing NULs before they get here.
+    hashes as its UTF-8 bytes, so ``"a"`` and ``b"a"`` are one key, and ``"1"`` is not ``1``.
+
+    Fixed width numpy strings (``<U`` and ``|S``) have lost their trailing NULs before they get
+    here: ``np.array(["a\\0"])`` holds the key ``"a"``, the list ``["a\\0"]`` and an array of dtype
+    object hold ``"a\\0"``.
 
     Args:
         keys: array or sequence of integers, or of ``str`` or ``bytes``; any shape.
@@ -173,7 +178,7 @@ def fingerprint64(keys: Keys) -> Uint64s:
 
     Raises:
         TypeError: for bools, floats, None, or integers and strings in one array.
-        ValueError: for a Python int that needs more than 64 bits.
+        ValueError: for a Python int that needs more than 64 bits, or a masked entry.
 
     >>> fingerprint64([0, 1])
     array([16294208416658607535, 10451216379200822465], dtype=uint64)

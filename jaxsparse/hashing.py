@@ -106,7 +106,8 @@ class Hashed:
 
     Exact keys are those of a counted vocabulary: they get rows 0..E - 1 in the given order and
     collide with nobody. All other keys share rows E..vocabulary_size - 1 by hash. Strings are told
-    apart by their 64-bit fingerprints.
+    apart by their 64-bit fingerprints; a numpy array of fixed width has dropped their trailing NULs
+    (`fingerprint64`), so where keys end with NULs use lists or arrays of dtype object.
 
     >>> Hashed(exact_keys=["shoe", "hat"]).rows(["hat", "shoe", "never seen"], 1000)
     array([  1,   0, 524])

@@ -13,11 +13,31 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 
+def unmasked(what: str, data: Any) -> Any:
+    """``data``, unless it is a masked array with a masked entry: numpy would use what lies below.
+
+    Raises:
+        ValueError: it is; the message begins with ``what`` and has the position.
+    """
+    if isinstance(data, np.ma.MaskedArray) and np.ma.is_masked(data):
+        at = tuple(int(i) for i in np.argwhere(np.ma.getmaskarray(data))[0])
+        position = at[0] if len(at) == 1 else at
+        raise ValueError(
+            f"{what} must have no masked entries, got one at position {position}; "
+            "fill or drop them first"
+        )
+    return data
+
+
 def key_array(data: Any) -> Array:
     """Arrays as they are; Python lists exactly (numpy alone makes ``[1, 2**63]`` float64).
 
     Integers become int64, or uint64 if that is what holds them; everything else an object array.
+
+    Raises:
+        ValueError: an entry is masked.
     """
+    unmasked("keys", data)
     if hasattr(data, "__array__"):
         return np.asarray(data)
     items = list(data)
@@ -34,7 +54,14 @@ def key_array(data: Any) -> Array:
 
 
 def chain_keys(lists: Sequence[Any]) -> Array | list[Any]:
-    """One after another: arrays of one dtype keep it, everything else goes through a list."""
+    """One after another: arrays of one dtype keep it, everything else goes through a list.
+
+    Raises:
+        ValueError: an entry of an array is masked.
+    """
+    for bag, items in enumerate(lists):
+        if isinstance(items, np.ma.MaskedArray):
+            unmasked(f"bag {bag}", items)
     dtypes = {items.dtype if isinstance(items, np.ndarray) else None for items in lists}
     if len(dtypes) == 1 and None not in dtypes:
         return np.concatenate(lists)

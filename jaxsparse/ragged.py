@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from jaxsparse.key_arrays import chain_keys, concatenate_keys, key_array
+from jaxsparse.key_arrays import chain_keys, concatenate_keys, key_array, unmasked
 
 Array = npt.NDArray[Any]
 Int64s = npt.NDArray[np.int64]
@@ -227,7 +228,7 @@ class Ragged:
 
 
 def _int64_vector(name: str, data: npt.ArrayLike) -> Int64s:
-    array = np.asarray(data)
+    array = np.asarray(unmasked(f"`{name}`", data))
     if array.ndim != 1:
         raise ValueError(f"`{name}` must have one dimension, got shape {array.shape}")
     if array.size and array.dtype.kind not in "iu":
@@ -257,7 +258,7 @@ def _check_row_splits(splits: Int64s, num_values: int) -> None:
 
 
 def _weights_array(data: npt.ArrayLike, num_values: int) -> Float32s:
-    array = np.asarray(data)
+    array = np.asarray(unmasked("`weights`", data))
     if array.shape != (num_values,):
         raise ValueError(
             f"`weights` must have one entry per value, shape ({num_values},), got {array.shape}"
@@ -269,6 +270,11 @@ def _weights_array(data: npt.ArrayLike, num_values: int) -> Float32s:
 
 def _bag_lengths(name: str, lists: Sequence[Any]) -> Int64s:
     for bag, items in enumerate(lists):
+        if isinstance(items, AbstractSet | Mapping):
+            raise TypeError(
+                f"`{name}` must hold one list per bag, got the {type(items).__name__} {items!r} at "
+                f"bag {bag}, whose order means nothing; make it a list"
+            )
         if isinstance(items, str | bytes) or not hasattr(items, "__len__"):
             raise TypeError(
                 f"`{name}` must hold one list per bag, got {items!r} at bag {bag}; "

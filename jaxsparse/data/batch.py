@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jaxsparse.key_arrays import key_array
+from jaxsparse.key_arrays import key_array, unmasked
 from jaxsparse.ragged import Ragged
 
 Array = npt.NDArray[Any]
@@ -40,9 +40,14 @@ class Batch:
     """[B] float32, how much each sample counts; None is 1."""
 
     def __post_init__(self) -> None:
-        """Turns columns into arrays and checks that all have B samples."""
+        """Turns columns into arrays and checks that all have B samples.
+
+        Raises:
+            ValueError: a column holds no real numbers, a masked entry, or more or fewer than B
+                samples, or the weights' sum is beyond float32; the message names the column.
+        """
         features = {
-            name: column if isinstance(column, Ragged) else key_array(column)
+            name: column if isinstance(column, Ragged) else _keys(name, column)
             for name, column in self.features.items()
         }
         object.__setattr__(self, "features", features)
@@ -51,16 +56,19 @@ class Batch:
         if isinstance(self.labels, Mapping):
             if not self.labels:
                 raise ValueError("Batch: labels must name at least one task, got {}")
-            tasks = {name: _float32s(values) for name, values in self.labels.items()}
+            tasks = {
+                name: _float32s(f"labels[{name!r}]", values) for name, values in self.labels.items()
+            }
             object.__setattr__(self, "labels", tasks)
         else:
-            object.__setattr__(self, "labels", _float32s(self.labels))
+            object.__setattr__(self, "labels", _float32s("labels", self.labels))
         for name in ("dense", "weights"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, _float32s(getattr(self, name)))
+                object.__setattr__(self, name, _float32s(name, getattr(self, name)))
         if self.dense is not None and self.dense.ndim != 2:
             raise ValueError(f"Batch: dense must have shape [B, d], got {self.dense.shape}")
         self._check_lengths()
+        self._check_total_weight()
 
     @property
     def num_samples(self) -> int:
@@ -113,6 +121,33 @@ class Batch:
                     f"Batch: {name} has {len(column)} samples, but labels have {self.num_samples}"
                 )
 
+    def _check_total_weight(self) -> None:
+        if self.weights is None:
+            return
+        total = self.weights.sum(dtype=np.float64)
+        # Weights that are infinite themselves are another fault, and shown by the loss.
+        if np.isfinite(total) and abs(total) > np.finfo(np.float32).max:
+            raise ValueError(
+                f"Batch: weights add up to {total:g}, which is beyond float32; scale them down"
+            )
 
-def _float32s(values: npt.ArrayLike) -> Float32s:
-    return np.asarray(values).astype(np.float32, copy=False)
+
+def _keys(name: str, column: Any) -> Array:
+    return key_array(unmasked(f"Batch: features[{name!r}]", column))
+
+
+def _float32s(name: str, values: npt.ArrayLike) -> Float32s:
+    array = np.asarray(unmasked(f"Batch: {name}", values))
+    dtype = array.dtype
+    # numpy calls bfloat16 and its kin, which only jax knows, void without fields.
+    is_real = dtype.kind in "biuf" or (dtype.kind == "V" and dtype.names is None)
+    if not is_real:
+        raise ValueError(f"Batch: {name} must hold real numbers or bools, got dtype {dtype}")
+    with np.errstate(over="ignore"):
+        floats = array.astype(np.float32, copy=False)
+    if dtype.kind == "f" and dtype.itemsize > floats.itemsize:
+        beyond = np.isinf(floats) & np.isfinite(array)
+        if beyond.any():
+            value = array[beyond][0]
+            raise ValueError(f"Batch: {name} must fit float32, got {value:g}")
+    return floats

@@ -9,24 +9,30 @@ from __future__ import annotations
 import csv
 import dataclasses
 import gzip
+import io
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from jaxsparse.data.schema import ColumnSchema, DataError, FeatureColumn
 
 Check = Callable[[str], str | None]
 """Takes a cell; returns what was expected instead, or None if the cell is right."""
 
+LONGEST_CELL = 1 << 26
+"""Characters that a cell may have: far above Python's own limit of 2**17."""
+
 _INTEGER = re.compile(r"-?[0-9]+")
+# What arrow reads as a finite number; Python's float knows more, such as 1_0.
+_NUMBER = re.compile(r"[ \t]*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?[ \t]*")
 
 
 def open_text(path: Path, errors: str) -> IO[str]:
     """The text of a plain or gzipped file, without its byte order mark."""
-    if path.suffix == ".gz":
+    if path.suffix.lower() == ".gz":
         return gzip.open(path, "rt", encoding="utf-8-sig", errors=errors, newline="")
     return path.open(encoding="utf-8-sig", errors=errors, newline="")
 
@@ -39,18 +45,32 @@ def read_header(path: Path, delimiter: str) -> list[str]:
         OSError, EOFError: the file cannot be read or decompressed.
     """
     with open_text(path, "replace") as text:
+        if isinstance(text, io.TextIOWrapper):
+            check_begin(text.buffer.peek(4), str(path))
         return parse_header(text, str(path), delimiter)
+
+
+def check_begin(data: bytes, path: str) -> None:
+    """Raises DataError if a file that begins with ``data`` is none of lines of text."""
+    if data.startswith(b"\x1f\x8b"):
+        raise DataError(f"{path}: the file is gzipped; let its name end with .csv.gz or .tsv.gz")
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise DataError(f"{path}: the file is UTF-16; save it as UTF-8")
+    if data.startswith(b"PAR1"):
+        raise DataError(f"{path}: this is a Parquet file; let its name end with .parquet")
 
 
 def parse_header(lines: Iterable[str], path: str, delimiter: str) -> list[str]:
     """Names of the columns: the cells of the first of ``lines``.
 
     Raises:
-        DataError: there is none, or a name appears twice.
+        DataError: there is none, it is blank, or a name appears twice.
     """
-    header = next(csv.reader(lines, delimiter=delimiter), None)
+    header: list[str] | None = next(_reader(lines, delimiter), None)
     if header is None:
         raise DataError(f"{path}: the file is empty")
+    if not any(name.strip() for name in header):
+        raise DataError(f"{path}, line 1: the header line is blank; it must name the columns")
     for name in header:
         if header.count(name) > 1:
             raise DataError(f"{path}, line 1: column {name!r} appears twice in the header")
@@ -73,20 +93,27 @@ class Problem:
 
 def raise_first_problem(path: Path, schema: ColumnSchema) -> None:
     """Raises DataError for the first line with a wrong number of cells or a wrong cell."""
-    # Bytes that are no UTF-8 come through as lone surrogates.
-    with open_text(path, "surrogateescape") as text:
-        reader = csv.reader(text, delimiter=schema.delimiter)
-        header = next(reader)
-        for problem in problems(text, header, schema):
-            line = reader.line_num + problem.last_line
-            raise DataError(f"{path}, line {line}: {problem.text}")
+    for find in (problems, mixed_signs):
+        # Bytes that are no UTF-8 come through as lone surrogates.
+        with open_text(path, "surrogateescape") as text:
+            reader = _reader(text, schema.delimiter)
+            header = next(reader)
+            for problem in find(text, header, schema):
+                line = reader.line_num + problem.last_line
+                raise DataError(f"{path}, line {line}: {problem.text}")
+
+
+def _reader(lines: Iterable[str], delimiter: str) -> Any:
+    # The limit is the whole process's; at its default it hides what is wrong with a long cell.
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CELL))
+    return csv.reader(lines, delimiter=delimiter)
 
 
 def problems(
     lines: Iterable[str], header: Sequence[str], schema: ColumnSchema
 ) -> Iterator[Problem]:
     """Rows with a wrong number of cells or a wrong cell, each with its first problem."""
-    reader = csv.reader(lines, delimiter=schema.delimiter)
+    reader = _reader(lines, schema.delimiter)
     checks = [(header.index(column), name, check) for column, name, check in _checks(schema)]
     previous = 0
     for cells in reader:
@@ -94,6 +121,31 @@ def problems(
         found = _problem(cells, header, checks) if cells else None
         if found:
             yield Problem(first, reader.line_num, *found)
+
+
+def mixed_signs(
+    lines: Iterable[str], header: Sequence[str], schema: ColumnSchema
+) -> Iterator[Problem]:
+    """Rows whose key no dtype holds together with one before, as 2**64 - 1 after -1."""
+    features = [f for f in schema.feature_columns().values() if f.type == "integer"]
+    first: dict[tuple[str, bool], int] = {}  # by column, and whether negative
+    reader = _reader(lines, schema.delimiter)
+    for cells in reader:
+        for feature in features if len(cells) == len(header) else ():
+            name = str(feature.column)
+            cell = cells[header.index(name)]
+            items = cell.split(feature.separator) if feature.separator else [cell]
+            for key in (_value(item) for item in items if not_an_integer(item) is None):
+                if 0 <= key < 2**63:
+                    continue
+                first.setdefault((name, key < 0), key)
+                other = first.get((name, key >= 0))
+                if other is not None:
+                    expected = f"integers, all signed or all unsigned 64 bits, but has {other}"
+                    reason = f"feature column {name!r} must be {expected}"
+                    yield Problem(
+                        reader.line_num, reader.line_num, reason, f"{reason} above, got {key}"
+                    )
 
 
 def _problem(
@@ -116,11 +168,12 @@ def _checks(schema: ColumnSchema) -> Iterator[tuple[str, str, Check]]:
     if schema.weight is not None:
         yield schema.weight, "weight column", _weight
     for feature in schema.feature_columns().values():
-        yield str(feature.column), "feature column", _keys_check(feature)
+        yield str(feature.column), "feature column", keys_check(feature)
 
 
-def _keys_check(feature: FeatureColumn) -> Check:
-    one: Check = _integer if feature.type == "integer" else _text
+def keys_check(feature: FeatureColumn) -> Check:
+    """Looks at the text of one cell of a feature."""
+    one: Check = not_an_integer if feature.type == "integer" else _text
     if feature.limit is not None:
         one = partial(_integer_below, feature.limit)
     separator = feature.separator
@@ -146,21 +199,27 @@ def _text(cell: str) -> str | None:
     return None
 
 
-def _integer(cell: str) -> str | None:
+def not_an_integer(cell: str) -> str | None:
+    """What was expected of text that is no integer of 64 bits."""
     if not _INTEGER.fullmatch(cell):
         return 'an integer (strings need type = "string")'
-    return None if -(2**63) <= int(cell) < 2**64 else "an integer of 64 bits"
+    # Python refuses to convert thousands of digits.
+    is_short = len(cell.removeprefix("-").lstrip("0")) <= 20
+    return None if is_short and -(2**63) <= _value(cell) < 2**64 else "an integer of 64 bits"
+
+
+def _value(integer: str) -> int:
+    """Of digits that may begin with any number of zeros."""
+    digits = integer.removeprefix("-").lstrip("0") or "0"
+    return -int(digits) if integer.startswith("-") else int(digits)
 
 
 def _integer_below(limit: int, cell: str) -> str | None:
-    return _integer(cell) or (None if 0 <= int(cell) < limit else f"in 0..{limit - 1}")
+    return not_an_integer(cell) or (None if 0 <= _value(cell) < limit else f"in 0..{limit - 1}")
 
 
 def _number(cell: str) -> float:
-    try:
-        return float(cell)
-    except ValueError:
-        return math.nan
+    return float(cell) if _NUMBER.fullmatch(cell) else math.nan
 
 
 def _finite(cell: str) -> str | None:

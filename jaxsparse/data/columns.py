@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jaxsparse.key_arrays import key_array
+from jaxsparse.key_arrays import key_array, unmasked
 from jaxsparse.ragged import Ragged
 
 Array = npt.NDArray[Any]
@@ -37,9 +37,15 @@ def to_columns(data: Any) -> Columns:
     array([2, 0])
     """
     if isinstance(data, Mapping):
-        columns = {str(name): _column(str(name), values) for name, values in data.items()}
+        for name in data:
+            if not isinstance(name, str):
+                raise TypeError(f"column names must be str, got {name!r} ({type(name).__name__})")
+        columns = {name: _column(name, values) for name, values in data.items()}
     elif hasattr(data, "__arrow_c_stream__"):
         table = _arrow_table(data)
+        for name in table.column_names:
+            if table.column_names.count(name) > 1:
+                raise ValueError(f"two columns are named {name!r}; rename one")
         columns = {
             name: column_from_arrow(name, table.column(index))
             for index, name in enumerate(table.column_names)
@@ -68,6 +74,8 @@ def column_from_arrow(name: str, column: Any) -> Column:
     """
     import pyarrow as pa
 
+    from jaxsparse.arrow import is_text
+
     kind = column.type
     if pa.types.is_nested(kind):
         try:
@@ -80,8 +88,7 @@ def column_from_arrow(name: str, column: Any) -> Column:
         raise ValueError(f"column {name!r} is null at row {row}; fill or drop such rows first")
     is_dictionary = pa.types.is_dictionary(kind)
     kind = kind.value_type if is_dictionary else kind
-    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    text = text or pa.types.is_string_view(kind) or pa.types.is_binary(kind)
+    text = is_text(kind)
     is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
     if not text and not is_number and not pa.types.is_boolean(kind):
         raise TypeError(f"column {name!r} must hold numbers, strings or lists of them, got {kind}")
@@ -106,18 +113,20 @@ def _arrow_table(data: Any) -> Any:
     if type(data).__module__.split(".")[0] == "pandas":
         # A frame that was filtered would bring its index along as one more column.
         return pa.Table.from_pandas(data, preserve_index=False)
-    return pa.table(data)
+    try:
+        return pa.table(data)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        kinds = f" with columns of {getattr(data, 'dtypes', 'unknown types')}"
+        raise TypeError(f"the table{kinds} cannot be read: {error}") from error
 
 
 def _column(name: str, values: Any) -> Column:
     if isinstance(values, Ragged):
         return values
-    if type(values).__module__.split(".")[0] == "pandas" or hasattr(values, "__arrow_c_stream__"):
-        import pyarrow as pa
-
-        is_pandas = hasattr(values, "to_numpy") and hasattr(values, "iloc")
-        arrow = pa.Array.from_pandas(values) if is_pandas else pa.chunked_array(values)
+    arrow = _arrow_column(name, values)
+    if arrow is not None:
         return column_from_arrow(name, arrow)
+    unmasked(f"column {name!r}", values)
     if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
         raise TypeError(f"column {name!r} must be an array or a list, got {type(values).__name__}")
     array = _numbers(values) if isinstance(values, list | tuple) else np.asarray(values)
@@ -126,6 +135,26 @@ def _column(name: str, values: Any) -> Column:
     if array.dtype != object or array.ndim != 1:
         return array
     return _object_column(name, array)
+
+
+def _arrow_column(name: str, values: Any) -> Any:
+    """Series, indices and arrays of pandas, polars and arrow as an arrow column; else None."""
+    is_pandas = type(values).__module__.split(".")[0] == "pandas"
+    is_stream = hasattr(values, "__arrow_c_stream__")
+    if not is_pandas and not is_stream and not hasattr(values, "__arrow_c_array__"):
+        return None
+    import pyarrow as pa
+
+    try:
+        if is_pandas:
+            import pandas as pd
+
+            # Indices and extension arrays lack what arrow asks of a series.
+            return pa.Array.from_pandas(pd.Series(values))
+        return pa.chunked_array(values) if is_stream else pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        kind = getattr(values, "dtype", type(values).__name__)
+        raise TypeError(f"column {name!r} of type {kind} cannot be read: {error}") from error
 
 
 def _numbers(values: Any) -> Array:
@@ -141,6 +170,12 @@ def _numbers(values: Any) -> Array:
 
 def _object_column(name: str, array: Array) -> Column:
     kinds = set(map(type, array))
+    if any(issubclass(kind, list | tuple | np.ndarray | set | frozenset) for kind in kinds):
+        # As in an arrow table, no list is an empty one.
+        array = array.copy()
+        for row, value in enumerate(array.tolist()):
+            if value is None:
+                array[row] = ()
     only_numbers = all(issubclass(kind, numbers.Real) for kind in kinds)
     for row, value in enumerate(array if not only_numbers else ()):
         # pandas writes a missing string as None or as the float NaN.
@@ -148,7 +183,7 @@ def _object_column(name: str, array: Array) -> Column:
             raise ValueError(
                 f"column {name!r} is {value} at row {row}; fill or drop such rows first"
             )
-    if any(issubclass(kind, list | tuple | np.ndarray) for kind in kinds):
+    if any(issubclass(kind, list | tuple | np.ndarray | set | frozenset) for kind in kinds):
         try:
             return Ragged.from_lists(array.tolist())
         except (TypeError, ValueError) as error:

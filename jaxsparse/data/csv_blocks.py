@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxsparse.data.bad_rows import BadRows, OnBadRow, check_on_bad_row
 from jaxsparse.data.batch import Batch
-from jaxsparse.data.cells import parse_header, problems
+from jaxsparse.data.cells import check_begin, mixed_signs, parse_header, problems
 from jaxsparse.data.schema import ColumnSchema, DataError
 from jaxsparse.data.tables import csv_table, csv_types, require_all, table_batch
 from jaxsparse.data.text_blocks import Lines, row_ends
@@ -40,6 +40,7 @@ class CsvParser:
         Raises:
             DataError: one that is needed is not there, or one is there twice.
         """
+        check_begin(line, path)
         text = line.decode(errors="replace")
         names = parse_header(text.splitlines(keepends=True), path, self.schema.delimiter)
         try:
@@ -73,6 +74,9 @@ class CsvParser:
             except DataError:
                 raise
             except (TypeError, ValueError) as still:
+                for problem in mixed_signs(_text_lines(lines.data), lines.header, self.schema):
+                    line = lines.first_line + problem.last_line - 1
+                    raise DataError(f"{lines.path}, line {line}: {problem.text}") from still
                 where = f"{lines.path}, lines from {lines.first_line} on"
                 raise DataError(f"{where}: {still}") from still
 
@@ -88,14 +92,17 @@ class CsvParser:
         )
 
     def _good_lines(self, lines: Lines, bad: BadRows) -> bytes:
-        text = lines.data.decode(errors="surrogateescape").split("\n")
-        text = [f"{line}\n" for line in text]
+        text = _text_lines(lines.data)
         for problem in problems(text, lines.header, self.schema):
             line = lines.first_line + problem.last_line - 1
             bad.meet(self.on_bad_row, problem.reason, f"{lines.path}, line {line}: {problem.text}")
             for number in range(problem.first_line - 1, problem.last_line):
                 text[number] = ""
         return "".join(text).encode(errors="surrogateescape")
+
+
+def _text_lines(data: bytes) -> list[str]:
+    return [f"{line}\n" for line in data.decode(errors="surrogateescape").split("\n")]
 
 
 def _count_rows(data: bytes) -> int:

@@ -62,7 +62,10 @@ def read_files(paths: Paths, schema: ColumnSchema) -> Columns:
     if not files:
         raise DataError("no data files are given")
     parts = [_read_file(Path(path), schema) for path in files]
-    columns = {name: join_columns(name, [part[name] for part in parts]) for name in parts[0]}
+    origins = list(map(str, files))
+    columns = {
+        name: join_columns(name, [part[name] for part in parts], origins) for name in parts[0]
+    }
     if not len(columns[schema.label]):
         raise DataError(f"{', '.join(map(str, files))}: there are no rows")
     return columns
@@ -74,8 +77,9 @@ def _read_file(path: Path, schema: ColumnSchema) -> Columns:
         ".tsv": _read_csv,
         ".parquet": _read_parquet,
     }
-    suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
-    if suffix not in kinds or (path.suffix == ".gz" and suffix == ".parquet"):
+    is_gzipped = path.suffix.lower() == ".gz"
+    suffix = (path.with_suffix("") if is_gzipped else path).suffix.lower()
+    if suffix not in kinds or (is_gzipped and suffix == ".parquet"):
         raise DataError(
             f"{path}: unknown kind of file; known are .csv, .csv.gz, .tsv, .tsv.gz and .parquet"
         )
@@ -106,8 +110,12 @@ def _read_file(path: Path, schema: ColumnSchema) -> Columns:
 
 def _read_csv(path: Path, schema: ColumnSchema) -> Columns:
     require_all(read_header(path, schema.delimiter), schema)
+    import pyarrow as pa
+
     try:
-        return table_columns(csv_table(path, schema), schema)
+        # Arrow itself knows a gzipped file by small letters only.
+        with pa.input_stream(path, "gzip" if path.suffix.lower() == ".gz" else None) as stream:
+            return table_columns(csv_table(stream, schema), schema)
     except (TypeError, ValueError):
         raise_first_problem(path, schema)
         raise

@@ -14,8 +14,8 @@ from jaxsparse.key_arrays import concatenate_keys
 from jaxsparse.ragged import Ragged
 
 
-def join_batches(parts: Sequence[Batch]) -> Batch:
-    """All samples of ``parts``, which have the same columns.
+def join_batches(parts: Sequence[Batch], origins: Sequence[str] = ()) -> Batch:
+    """All samples of ``parts``, which have the same columns; ``origins`` are as `join_columns`.
 
     Raises:
         DataError: keys of one feature that no dtype holds, such as -1 and 2**64 - 1.
@@ -32,7 +32,7 @@ def join_batches(parts: Sequence[Batch]) -> Batch:
     weights = [part.weights for part in parts if part.weights is not None]
     return Batch(
         {
-            name: join_columns(name, [part.features[name] for part in parts])
+            name: join_columns(name, [part.features[name] for part in parts], origins)
             for name in first.features
         },
         np.concatenate(dense) if dense else None,
@@ -41,8 +41,13 @@ def join_batches(parts: Sequence[Batch]) -> Batch:
     )
 
 
-def join_columns(name: str, parts: list[Column]) -> Column:
+def join_columns(name: str, parts: list[Column], origins: Sequence[str] = ()) -> Column:
     """One column of the columns of several files.
+
+    Args:
+        name: of the column.
+        parts: the column in each file.
+        origins: where each part comes from, for messages; none are "part 0" and so on.
 
     Raises:
         DataError: the files differ in the kind of their keys.
@@ -56,7 +61,25 @@ def join_columns(name: str, parts: list[Column]) -> Column:
         arrays = [part for part in parts if not isinstance(part, Ragged)]
         return concatenate_keys(_common(arrays))
     except TypeError as error:
-        raise DataError(f"column {name!r} differs between the files: {error}") from error
+        there: dict[str, str] = {}
+        for number, part in enumerate(parts):
+            there.setdefault(_kind(part), origins[number] if origins else f"part {number}")
+        kinds = ", ".join(f"{kind} in {where}" for kind, where in there.items() if kind)
+        raise DataError(f"column {name!r} differs between the files: {error} ({kinds})") from error
+
+
+def _kind(part: Column) -> str:
+    """What a part holds, with an example where it is integers; "" if it is empty."""
+    keys = part.values if isinstance(part, Ragged) else part
+    shape = "lists of " if isinstance(part, Ragged) else ""
+    if not keys.size:
+        return ""
+    if keys.dtype.kind not in "iu":
+        return f"{shape}strings"
+    low, high = int(keys.min()), int(keys.max())
+    if low < 0 or high >= 2**63:
+        return f"{shape}integers such as {low if low < 0 else high}"
+    return f"{shape}integers"
 
 
 def _widened(bags: list[Ragged]) -> list[tuple[Array, Array]]:

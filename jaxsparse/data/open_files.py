@@ -46,9 +46,10 @@ def stream_files(
     text = TextFormat(CsvParser(schema, on_bad_row))
 
     def kind(source: Source) -> Format:
-        if source.name.endswith(".parquet"):
+        name = source.name.lower()
+        if name.endswith(".parquet"):
             return table
-        if source.name.removesuffix(".gz").endswith((".csv", ".tsv")):
+        if name.removesuffix(".gz").endswith((".csv", ".tsv")):
             return text
         raise DataError(
             f"{source.path}: unknown kind of file; known are .csv, .csv.gz, .tsv, .tsv.gz and "

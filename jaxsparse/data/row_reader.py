@@ -54,15 +54,17 @@ class RowReader:
     def take(self, rows: Int64s) -> Batch:
         """The rows of ``rows`` ``[n]``, ascending and distinct; decodes the blocks they lie in."""
         edges = np.searchsorted(rows, self._starts)
-        parts = []
-        for number in np.flatnonzero(np.diff(edges)):
+        parts, origins = [], []
+        for number in np.flatnonzero(np.diff(edges)).tolist():
             inside = rows[edges[number] : edges[number + 1]] - self._starts[number]
-            block = self._block(int(number))
+            file, where = self._blocks[number]
+            origins.append(f"{self._files[file].source.path} from {where.first_row} on")
+            block = self._block(number)
             if inside[-1] - inside[0] + 1 == len(inside):
                 parts.append(block.slice(int(inside[0]), int(inside[-1]) + 1))
             else:
                 parts.append(block.take(inside))
-        return join_batches(parts)
+        return join_batches(parts, origins)
 
     def _block(self, number: int) -> Batch:
         if self._last[0] != number or self._last[1] is None:

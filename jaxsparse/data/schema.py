@@ -100,8 +100,12 @@ class ColumnSchema:
             raise ValueError(
                 f"label_kind must be one of {get_args(LabelKind)}, got {self.label_kind!r}"
             )
-        if len(self.delimiter) != 1:
-            raise ValueError(f"delimiter must be one character, got {self.delimiter!r}")
+        is_one = len(self.delimiter) == 1 and self.delimiter.isascii()
+        if not is_one or self.delimiter in '"\n\r\0':
+            raise ValueError(
+                "delimiter must be one ASCII character other than a quote or an end of line, "
+                f"got {self.delimiter!r}"
+            )
         names = [self.label, *self.dense, *self.features]
         names += [] if self.weight is None else [self.weight]
         for name in names:

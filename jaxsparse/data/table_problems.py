@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from jaxsparse.data.cells import keys_check, not_an_integer
 from jaxsparse.data.schema import ColumnSchema, FeatureColumn
 from jaxsparse.data.tables import filled
 
@@ -33,7 +34,19 @@ def split_bad_rows(table: Any, schema: ColumnSchema) -> tuple[Any, list[Problem]
             reason = f"{role} column {name!r} must be {expected}"
             found.append((int(row), reason, f"{reason}, got {'null' if value is None else value}"))
         bad |= wrong
-    return table.filter(pa.array(~bad)), sorted(found)
+    return _without_views(table).filter(pa.array(~bad)), sorted(found)
+
+
+def _without_views(table: Any) -> Any:
+    """Views of text as plain text: arrow cannot filter the former."""
+    import pyarrow.types as types
+
+    from jaxsparse.arrow import decoded_text
+
+    for index, field in enumerate(table.schema):
+        if types.is_string_view(field.type):
+            table = table.set_column(index, field.name, decoded_text(table.column(index)))
+    return table
 
 
 def _checks(table: Any, schema: ColumnSchema) -> Iterator[tuple[str, str, str, Bools]]:
@@ -45,7 +58,8 @@ def _checks(table: Any, schema: ColumnSchema) -> Iterator[tuple[str, str, str, B
             numbers = _numbers(table.column(name))
             if numbers is None:
                 continue
-            wrong, expected = ~np.isfinite(numbers), "a finite number"
+            with np.errstate(over="ignore"):
+                wrong, expected = ~np.isfinite(numbers.astype(np.float32)), "a finite number"
             if role == "label" and binary:
                 wrong, expected = (numbers != 0) & (numbers != 1), "0 or 1"
             elif role == "weight":
@@ -57,7 +71,7 @@ def _checks(table: Any, schema: ColumnSchema) -> Iterator[tuple[str, str, str, B
             yield name, "feature", expected, wrong
 
 
-def _numbers(column: Any) -> npt.NDArray[np.float32] | None:
+def _numbers(column: Any) -> npt.NDArray[np.float64] | None:
     import pyarrow.types as types
 
     kind = column.type
@@ -66,8 +80,7 @@ def _numbers(column: Any) -> npt.NDArray[np.float32] | None:
     values = column.to_numpy(zero_copy_only=False)
     if values.dtype == object:
         values = np.array([np.nan if value is None else value for value in values], np.float64)
-    with np.errstate(over="ignore"):
-        numbers: npt.NDArray[np.float32] = values.astype(np.float32)
+    numbers: npt.NDArray[np.float64] = values.astype(np.float64)
     return numbers
 
 
@@ -75,16 +88,25 @@ def _wrong_keys(column: Any, feature: FeatureColumn) -> Iterator[tuple[str, Bool
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    from jaxsparse.arrow import decoded_text
+
     if pa.types.is_nested(column.type):
         yield "keys without nulls", _with_a_key(column, lambda keys: _mask(keys.is_null()))
         if feature.limit is not None:
             limits = f"keys in 0..{feature.limit - 1}"
             yield limits, _with_a_key(column, partial(_beyond, feature.limit))
         return
+    column = decoded_text(column)
     if feature.missing is not None:
         column = filled(column, feature.missing)
     is_null = _mask(pc.is_null(column))
     yield "a key", is_null
+    if _is_text(column.type) and feature.separator is not None:
+        check = keys_check(feature)
+        cells = column.to_pylist()
+        wrong = np.array([cell is not None and check(cell) is not None for cell in cells], bool)
+        yield f"{feature.type} keys between {feature.separator!r}", wrong
+        return
     if _is_text(column.type) and feature.type == "integer" and feature.separator is None:
         wrong = _not_integers(column) & ~is_null
         yield "an integer of 64 bits", wrong
@@ -107,8 +129,7 @@ def _not_integers(column: Any) -> Bools:
     wrong = ~_mask(pc.fill_null(short, False))
     for row in np.flatnonzero(wrong):
         text = column[int(row)].as_py() or ""
-        digits = text.removeprefix("-")
-        wrong[row] = not (digits.isascii() and digits.isdigit() and -(2**63) <= int(text) < 2**64)
+        wrong[row] = not_an_integer(text) is not None
     return wrong
 
 

@@ -23,11 +23,13 @@ from jaxsparse.ragged import Ragged
 
 
 def require_all(names: Iterable[str], schema: ColumnSchema) -> None:
-    """Raises ValueError unless every column the schema reads is among ``names``."""
+    """Raises ValueError unless every column the schema reads is among ``names``, and once."""
     names = list(names)
     for role, columns in schema.roles().items():
         for column in columns:
             require(names, column, role)
+            if names.count(column) > 1:
+                raise ValueError(f"there are {names.count(column)} columns {column!r}; rename one")
 
 
 def csv_types(schema: ColumnSchema) -> dict[str, Any]:
@@ -81,12 +83,14 @@ def table_columns(table: Any, schema: ColumnSchema) -> Columns:
     }
     for role in ("label", "weight", "dense"):
         for name in schema.roles()[role]:
-            numbers = number_column(role, name, column_from_arrow(name, table.column(name)))
-            columns[name] = numbers
+            read = column_from_arrow(name, table.column(name))
+            columns[name] = number_column(role, name, read)
+            # Looked at before it is rounded to float32, which makes 1 of 0.99999999999.
+            exact = np.asarray(read, np.float64)
             if role == "label" and schema.label_kind == "binary":
-                _refuse(name, numbers, (numbers != 0) & (numbers != 1), "label", "0 or 1")
+                _refuse(name, exact, (exact != 0) & (exact != 1), "label", "0 or 1")
             if role == "weight":
-                _refuse(name, numbers, numbers < 0, "weight", ">= 0")
+                _refuse(name, exact, exact < 0, "weight", ">= 0")
     return columns
 
 
@@ -133,14 +137,24 @@ def beyond(keys: Array, limit: int) -> Array:
 def _any_keys(column: Any, feature: FeatureColumn) -> Column:
     import pyarrow as pa
 
+    from jaxsparse.arrow import decoded_text, is_text
+
     name = str(feature.column)
+    splits = feature.separator is not None
+    if splits or feature.type == "integer" or feature.missing is not None:
+        column = decoded_text(column)
     if feature.missing is not None:
         column = filled(column, feature.missing)
-    is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-    if is_text and feature.separator is not None:
-        return _split(column, feature)
-    if is_text and feature.type == "integer" and not column.null_count:
-        return _integers(name, column)
+    if splits and feature.type == "string" and pa.types.is_nested(column.type):
+        raise ValueError(
+            f"feature column {name!r} holds {column.type}, whose lists need no separator; "
+            "leave it out"
+        )
+    if (splits or feature.type == "integer") and not column.null_count:
+        if pa.types.is_large_string(column.type) or pa.types.is_string(column.type):
+            return _split(column, feature) if splits else _integers(name, column)
+        if is_text(column.type):
+            raise ValueError(f"feature column {name!r} holds bytes that are no UTF-8")
     keys = check_keys(name, column_from_arrow(name, column))
     kind = (keys.values if isinstance(keys, Ragged) else keys).dtype.kind
     if len(keys) and (kind in "iu") != (feature.type == "integer"):
@@ -192,8 +206,9 @@ def _integers(name: str, text: Any) -> Array:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    # Arrow would read 0x10 as 16.
-    kinds = () if pc.any(pc.match_substring(text, "x")).as_py() else (pa.int64(), pa.uint64())
+    # Arrow would read 0x10 and 0X10 as 16.
+    has_x = any(pc.any(pc.match_substring(text, x)).as_py() for x in "xX")
+    kinds = () if has_x else (pa.int64(), pa.uint64())
     for kind in kinds:
         try:
             keys: Array = pc.cast(text, kind).to_numpy(zero_copy_only=False)

@@ -184,7 +184,7 @@ class TextReader:
 
 def is_gzipped(source: Source) -> bool:
     """Whether the file's name ends with ``.gz``."""
-    return source.name.endswith(".gz")
+    return source.name.lower().endswith(".gz")
 
 
 def count_lines(data: bytes) -> int:

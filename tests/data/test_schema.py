@@ -46,7 +46,7 @@ def test_it_is_read_from_toml_tables() -> None:
     ("arguments", "text"),
     [
         ({"label_kind": "real"}, r"label_kind must be one of \('binary', 'any'\), got 'real'"),
-        ({"delimiter": "||"}, r"delimiter must be one character, got '\|\|'"),
+        ({"delimiter": "||"}, r"delimiter must be one ASCII character .*, got '\|\|'"),
         ({"dense": ("label",)}, "'label' is named twice among label, dense, weight and features"),
         ({"dense": ("a",), "features": {"a": "b"}}, "'a' is named twice among"),
         ({"weight": "w", "features": {"w": "b"}}, "'w' is named twice among"),
