@@ -24,7 +24,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxsparse as js
-from jaxsparse.packing import pack_arrays
+from jaxsparse.packing import prepare_ids
 from jaxsparse.train.batches import PackedBatch
 from jaxsparse.train.step import state_spec, train_step
 
@@ -190,9 +190,10 @@ def abstract_state(trainer):
 
 def abstract_batch(emb, columns):
     """A packed batch as shapes with shardings."""
-    ids = pack_arrays(
-        emb.features, emb.layout.slabs, emb.num_shards, columns, emb._shapes(CAPACITY)
-    )
+    # Devices that are only compiled for belong to no process: all of them are taken as ours.
+    prepared = prepare_ids(emb.features, emb.layout.slabs, emb.num_shards, emb.num_shards, columns)
+    needs = prepared.needs()
+    ids = prepared.pack(emb._shapes(CAPACITY)(needs), needs)
     samples = ids.padded_samples
     batch = PackedBatch(
         ids,

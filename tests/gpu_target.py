@@ -23,7 +23,7 @@ PYTHON_VARIABLE = "JAXSPARSE_GPU_COMPILE_PYTHON"
 """Environment variable that names the python of the environment to compile in."""
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
-_TIMEOUT_S = 300
+_TIMEOUT_S = 900
 
 # A `GpuTargetConfigProto` in text form; sizes in bytes, bandwidth in bytes/s.
 _TARGET = """\
