@@ -36,6 +36,7 @@ test-slow: venv gpu-venv
 		$(PYTEST) -m 'slow or gpu_compile'
 
 test-all: venv gpu-venv
+	JAXSPARSE_KILLS=10 \
 	JAXSPARSE_GPU_COMPILE_PYTHON='$(abspath $(GPU_VENV))/bin/python' $(PYTEST)
 
 doctest: venv

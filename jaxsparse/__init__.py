@@ -10,6 +10,7 @@ R rows, S shards.
 """
 
 from jaxsparse import data
+from jaxsparse.ckpt import CheckpointError, CheckpointManager, SaveError
 from jaxsparse.data.batch import Batch
 from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.hashing import (
@@ -57,6 +58,8 @@ __all__ = [
     "Adam",
     "Batch",
     "BinaryMetrics",
+    "CheckpointError",
+    "CheckpointManager",
     "CollisionStatistics",
     "EmbeddingCollection",
     "EmbeddingState",
@@ -76,6 +79,7 @@ __all__ = [
     "Residuals",
     "RowGrads",
     "RowwiseAdagrad",
+    "SaveError",
     "SparseOptimizer",
     "StreamingAUC",
     "TableSpec",

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from jaxsparse import checks, programs
 from jaxsparse.agreement import agree
+from jaxsparse.hashing import Identity
 from jaxsparse.ladder import Ladder, SlabNeed, SlabShape, bucket, smallest_shape
 from jaxsparse.layout import Layout
 from jaxsparse.local import LocalEmbedding, Residuals
@@ -349,14 +350,27 @@ class EmbeddingCollection:
         return {name: self._gather(array, table, keys) for name, array in slots.items()}
 
     def write(
-        self, state: EmbeddingState, table: str, keys: npt.ArrayLike, rows: npt.ArrayLike
+        self,
+        state: EmbeddingState,
+        table: str,
+        keys: npt.ArrayLike,
+        rows: npt.ArrayLike,
+        *,
+        as_rows: bool = False,
     ) -> EmbeddingState:
         """Overwrites rows of a table by key; slots stay. An eager call donates the state.
+
+        Args:
+            state: of the collection.
+            table: its name.
+            keys: ``[n]``.
+            rows: ``[n, D]``.
+            as_rows: ``keys`` are row numbers of the table, which its keys do not address.
 
         Raises:
             ValueError: shapes do not match, or two keys address one row.
         """
-        owner, row = self._locate(table, keys)
+        owner, row = self._locate(table, keys, as_rows)
         checks.check_state(state, self.layout_fingerprint)
         values = np.asarray(rows, np.float32)
         expected = (row.size, self.tables[table].embedding_dim)
@@ -485,14 +499,14 @@ class EmbeddingCollection:
         return self.layout.slabs.index(slab)
 
     def _locate(
-        self, table: str, keys: npt.ArrayLike
+        self, table: str, keys: npt.ArrayLike, as_rows: bool = False
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         """Owner and local row ``[n]`` of each key."""
         self._slab_index(table)
         slab, index = self.layout.find(table)
         spec = self.tables[table]
         try:
-            ids = spec.keys.rows(keys, spec.vocabulary_size)
+            ids = (Identity() if as_rows else spec.keys).rows(keys, spec.vocabulary_size)
         except (ValueError, TypeError) as error:
             raise type(error)(f"table {table!r}: {error}") from error
         if ids.ndim != 1 or (ids < 0).any():

@@ -1,42 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves a train state under one name, all or nothing, and loads it on any mesh."""
+"""Saves a train state under one name, all or nothing, and loads it on any mesh.
+
+A checkpoint is a folder: ``manifest.json``, ``tables/<table>/<array>/<first row>`` in position
+order, ``dense`` for all else. Every process writes the rows of its own devices.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import json
+import math
 import os
-import shutil
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
+from jax.sharding import Mesh
 
-from jaxsparse.ckpt.tables import abstract_tables, join_tables, split_tables
+from jaxsparse.ckpt.blocks import Array, ArrayReader, write_array
+from jaxsparse.ckpt.dense import (
+    dense_leaves,
+    place_like,
+    read_dense,
+    with_dense_leaves,
+    write_dense,
+)
+from jaxsparse.ckpt.durable import fault_point, make_folder, publish, remove_tree
+from jaxsparse.ckpt.errors import CheckpointError, SaveError
+from jaxsparse.ckpt.manifest import (
+    FORMAT,
+    Manifest,
+    check_files,
+    check_fit,
+    describe_table,
+    leaf_name,
+    read_manifest,
+    write_manifest,
+)
+from jaxsparse.ckpt.processes import agree, is_writer
+from jaxsparse.ckpt.tables import TableArray, fill_tables, table_arrays
 from jaxsparse.embedding import EmbeddingCollection
 
 S = TypeVar("S")
 """A frozen dataclass and pytree with a field ``embeddings``, such as `TrainState`."""
 
-FORMAT = 1
-MANIFEST = "manifest.json"
-ARRAYS = "arrays"
+TABLES = "tables"
+DENSE = "dense"
 
 
-class CheckpointError(ValueError):
-    """A checkpoint that is not there, is not finished, or does not fit the state."""
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """What is written of a state."""
+
+    emb: EmbeddingCollection
+    tables: list[TableArray]
+    small: dict[str, Array]
+    """Learning rates and dense leaves, on the host."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        arrays: Iterable[Any] = [*self.tables, *self.small.values()]
+        return sum(math.prod(a.shape) * int(a.dtype.itemsize) for a in arrays)
+
+
+def take_snapshot(emb: EmbeddingCollection, state: Any, copy: bool = False) -> Snapshot:
+    """Looks at a state.
+
+    Args:
+        emb: the collection of ``state.embeddings``.
+        state: a frozen dataclass and pytree with a field ``embeddings``.
+        copy: copy the tables to the host now; otherwise they are read when they are written, and
+            the state must not be donated before that.
+    """
+    jax.block_until_ready(state)
+    return Snapshot(emb, table_arrays(emb, state.embeddings, copy), _small_leaves(state))
 
 
 def save_state(path: str | Path, emb: EmbeddingCollection, state: Any) -> Path:
-    """Saves a state, tables in position order.
+    """Saves a state, tables in position order, without a second copy of them.
 
     The files are written beside ``path`` and renamed at the end: what is named ``path`` is
-    complete. Needs the tables' memory once more while it runs.
+    complete. All processes call it.
 
     Args:
         path: of a folder that does not exist yet.
@@ -48,49 +96,121 @@ def save_state(path: str | Path, emb: EmbeddingCollection, state: Any) -> Path:
 
     Raises:
         CheckpointError: ``path`` exists; nothing is overwritten.
+        SaveError: it cannot be written, or a value is not finite.
     """
     final = Path(path).absolute()
     if final.exists():
         raise CheckpointError(f"{final}: exists; a checkpoint is never overwritten")
-    tree = _saved_tree(emb, state)
-    temporary = final.with_name(f"{final.name}.tmp-{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        _write_arrays(temporary / ARRAYS, tree)
-        manifest = {"format": FORMAT, "leaves": _manifest_leaves(emb, tree)}
-        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        temporary.rename(final)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    temporary = final.with_name(f"{final.name}.tmp")
+    snapshot = take_snapshot(emb, state)
+    write_and_publish(emb.mesh, temporary, final, lambda: write_state(temporary, snapshot))
     return final
 
 
+def write_and_publish(mesh: Mesh, temporary: Path, final: Path, write: Callable[[], None]) -> None:
+    """Makes ``temporary``, lets every process write into it and renames it.
+
+    Raises:
+        SaveError: on every process, if any of them fails; ``temporary`` is gone then.
+    """
+    first = is_writer(mesh)
+    try:
+        with agree(mesh, final):
+            if first:
+                make_folder(final.parent)
+                remove_tree(temporary)
+                temporary.mkdir()
+        with agree(mesh, final):
+            write()
+        with agree(mesh, final):
+            if first:
+                publish(temporary, final)
+    finally:
+        if first:
+            remove_tree(temporary)
+
+
+def write_state(folder: Path, snapshot: Snapshot, **notes: Any) -> None:
+    """Writes this process's rows; the first process writes all else, the manifest last.
+
+    Args:
+        folder: exists.
+        snapshot: of the state.
+        notes: further entries of the manifest.
+
+    Raises:
+        SaveError: a value is not finite.
+    """
+    here = jax.process_index()
+    for array in snapshot.tables:
+        parts = array.parts()
+        stops = [start for start, _ in parts[1:]] + [array.shape[0]]
+        path = array_path(folder, array.block.spec.name, array.name)
+        for (start, process), stop in zip(parts, stops, strict=True):
+            if process == here:
+                blocks = _finite(array, start, stop)
+                write_array(
+                    path / str(start), (stop - start, *array.row_shape), array.dtype, blocks
+                )
+        fault_point("in_arrays")
+    if not is_writer(snapshot.emb.mesh):
+        return
+    for name, leaf in snapshot.small.items():
+        _check_finite(name, leaf)
+    write_dense(folder / DENSE, snapshot.small)
+    fault_point("before_manifest")
+    write_manifest(folder, {**_manifest(snapshot), **notes})
+
+
+class Loaded(NamedTuple):
+    """What `load_state` returns."""
+
+    state: Any
+    new: tuple[str, ...]
+    """Tables and leaves that the checkpoint lacked."""
+
+
 def restore_state(path: str | Path, emb: EmbeddingCollection, template: S) -> S:
-    """Loads a state that `save_state` wrote, on the mesh of ``emb``.
+    """Loads a state that `save_state` or a `CheckpointManager` wrote, on the mesh of ``emb``.
 
     Args:
         path: of the checkpoint.
         emb: equal tables on any mesh, in any placement.
-        template: a state of the same structure, such as a fresh one. Shapes, dtypes and
-            shardings are taken from it, no values.
+        template: a state of the same structure, such as a fresh one. Its tables are donated:
+            the rows are loaded into them.
 
     Raises:
-        CheckpointError: there is no finished checkpoint, or it does not fit: every leaf that is
-            missing, left over or of another shape or dtype is named.
+        CheckpointError: there is no finished checkpoint, it is damaged, or it does not fit: every
+            leaf that is missing, left over or of another shape or dtype is named.
+    """
+    loaded: S = load_state(path, emb, template).state
+    return loaded
+
+
+def load_state(
+    path: str | Path, emb: EmbeddingCollection, template: Any, *, allow_new: bool = False
+) -> Loaded:
+    """As `restore_state`.
+
+    Args:
+        path: of the checkpoint.
+        emb: the tables.
+        template: as in `restore_state`; what the checkpoint lacks keeps its values.
+        allow_new: whether it may lack any.
     """
     final = Path(path).absolute()
-    embeddings = template.embeddings  # type: ignore[attr-defined]
-    wanted = {
-        "tables": abstract_tables(emb, embeddings),
-        "learning_rates": jax.tree.map(_abstract, embeddings.learning_rates),
-        "dense": {name: _abstract(leaf) for name, leaf in _dense_leaves(template).items()},
-    }
-    _check_fit(final, _read_manifest(final), _manifest_leaves(emb, wanted))
-    tree = _read_arrays(final / ARRAYS, wanted)
-    rates = {name: tree["learning_rates"][name] for name in embeddings.learning_rates}
-    loaded = join_tables(emb, embeddings, tree["tables"], rates)
-    return _with_dense_leaves(template, tree["dense"], loaded)
+    manifest = read_manifest(final)
+    check_files(final, manifest)
+    new = check_fit(final, manifest, _wanted(emb, template), allow_new)
+    leaves = manifest["leaves"]
+    small = {name: leaf for name, leaf in leaves.items() if not name.startswith("tables/")}
+    values = read_dense(final / DENSE, small)
+    old = template.embeddings
+    loaded = dataclasses.replace(
+        fill_tables(emb, old, _readers(final, emb, manifest)),
+        learning_rates=place_like(_below("learning_rates/", values), old.learning_rates),
+    )
+    return Loaded(with_dense_leaves(template, _below("dense/", values), loaded), new)
 
 
 def state_leaves(emb: EmbeddingCollection, state: Any) -> dict[str, Any]:
@@ -98,136 +218,99 @@ def state_leaves(emb: EmbeddingCollection, state: Any) -> dict[str, Any]:
 
     The whole state is copied to the host.
     """
-    leaves = {}
-    for name, leaf in _walk(_saved_tree(emb, state)):
-        array = np.asarray(leaf)
-        if name[0] == "tables":
-            slab, index = emb.layout.find(name[1])
-            array = array[: slab.tables[index].addressing.num_positions]
-        leaves["/".join(name)] = array
-    return leaves
+    snapshot = take_snapshot(emb, state)
+    tables = {
+        leaf_name(array.block.spec.name, array.name): np.array(array.read(0, array.shape[0]))
+        for array in snapshot.tables
+    }
+    return {**tables, **snapshot.small}
 
 
-def _saved_tree(emb: EmbeddingCollection, state: Any) -> dict[str, Any]:
+def open_array(folder: Path, manifest: Manifest, table: str, array: str) -> ArrayReader:
+    """A reader of an array of a table, ``[P, ...]`` in position order; needs no mesh."""
+    name = leaf_name(table, array)
+    shape, dtype = manifest["leaves"][name]
+    return ArrayReader(array_path(folder, table, array), manifest["parts"][name], shape, dtype)
+
+
+def array_path(folder: Path, table: str, array: str) -> Path:
+    """Folder of the parts of an array."""
+    return folder / TABLES / urllib.parse.quote(table, safe="") / urllib.parse.quote(array, safe="")
+
+
+def _below(prefix: str, values: Mapping[str, Array]) -> dict[str, Array]:
+    return {n.removeprefix(prefix): value for n, value in values.items() if n.startswith(prefix)}
+
+
+def _small_leaves(state: Any) -> dict[str, Array]:
+    rates = state.embeddings.learning_rates
+    small = {f"learning_rates/{name}": np.asarray(rate) for name, rate in rates.items()}
+    return small | {f"dense/{name}": leaf for name, leaf in dense_leaves(state).items()}
+
+
+def _manifest(snapshot: Snapshot) -> Manifest:
+    leaves: dict[str, Any] = {}
+    parts = {}
+    for array in snapshot.tables:
+        name = leaf_name(array.block.spec.name, array.name)
+        leaves[name] = [list(array.shape), str(array.dtype)]
+        parts[name] = [start for start, _ in array.parts()]
+    for name, leaf in snapshot.small.items():
+        leaves[name] = [list(leaf.shape), str(leaf.dtype)]
     return {
-        "tables": split_tables(emb, state.embeddings),
-        "learning_rates": state.embeddings.learning_rates,
-        "dense": _dense_leaves(state),
+        "format": FORMAT,
+        "jaxsparse": version("jaxsparse"),
+        "bytes": snapshot.nbytes,
+        "tables": {n: describe_table(spec) for n, spec in snapshot.emb.tables.items()},
+        "leaves": leaves,
+        "parts": parts,
     }
 
 
-def _dense_leaves(state: Any) -> dict[str, Any]:
-    """Every leaf but those of ``embeddings`` by its path; keys as their data."""
-    return {name: _key_data(leaf) for name, leaf in _named_leaves(state)}
+def _wanted(emb: EmbeddingCollection, template: Any) -> Mapping[str, Mapping[str, Any]]:
+    leaves: dict[str, Any] = {}
+    for array in table_arrays(emb, template.embeddings):
+        name = leaf_name(array.block.spec.name, array.name)
+        leaves[name] = [list(array.shape), str(array.dtype)]
+    for name, leaf in _small_leaves(template).items():
+        leaves[name] = [list(leaf.shape), str(leaf.dtype)]
+    return {"tables": {n: describe_table(s) for n, s in emb.tables.items()}, "leaves": leaves}
 
 
-def _named_leaves(state: Any) -> list[tuple[str, Any]]:
-    rest = dataclasses.replace(state, embeddings=None)
-    flat, _ = jax.tree_util.tree_flatten_with_path(rest)
-    named = [(jax.tree_util.keystr(p, simple=True, separator="."), leaf) for p, leaf in flat]
-    # nnx adds the name of its variables' only attribute.
-    return [(name.removesuffix(".value"), leaf) for name, leaf in named]
+def _readers(
+    folder: Path, emb: EmbeddingCollection, manifest: Manifest
+) -> dict[tuple[str, str], ArrayReader]:
+    readers = {}
+    for name in manifest["parts"]:
+        table, _, array = name.removeprefix("tables/").rpartition("/")
+        if table in emb.tables:
+            readers[table, array] = open_array(folder, manifest, table, array)
+    return readers
 
 
-def _with_dense_leaves(template: S, leaves: Mapping[str, Any], embeddings: Any) -> S:
-    rest = dataclasses.replace(template, embeddings=None)  # type: ignore[type-var]
-    values = []
-    for name, leaf in _named_leaves(template):
-        value = leaves[name]
-        if _is_key(leaf):
-            value = jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaf))
-        values.append(value)
-    filled: S = jax.tree.unflatten(jax.tree.structure(rest), values)
-    return dataclasses.replace(filled, embeddings=embeddings)  # type: ignore[type-var]
+def _finite(array: TableArray, start: int, stop: int) -> Iterable[Array]:
+    for block in array.blocks(start, stop):
+        _check_finite(leaf_name(array.block.spec.name, array.name), block)
+        yield block
 
 
-def _is_key(leaf: Any) -> bool:
-    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+def _check_finite(name: str, values: Array) -> None:
+    """A state that is lost must not push a sound one out of the folder."""
+    if values.dtype.kind in "iub":
+        return
+    bad = values.size - int(np.isfinite(values).sum())
+    if bad:
+        raise SaveError(f"{name}: {bad} values are not finite; the state is not saved")
 
 
-def _key_data(leaf: Any) -> Any:
-    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+def remove_temporary(folder: Path) -> None:
+    """Deletes what saves that were killed have left; nobody may be saving there."""
+    for path in folder.iterdir():
+        if path.is_dir() and (".tmp" in path.suffixes or ".del-" in path.name):
+            remove_tree(path)
 
 
-def _abstract(leaf: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-
-
-def _write_arrays(path: Path, tree: Any) -> None:
-    # Without OCDBT: its default compression runs at a sixth of the disk's speed.
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as checkpointer:
-        checkpointer.save(path, args=ocp.args.PyTreeSave(_quoted(tree)))
-
-
-def _read_arrays(path: Path, wanted: Any) -> Any:
-    def restore_args(leaf: jax.ShapeDtypeStruct) -> ocp.ArrayRestoreArgs:
-        # strict=False cuts or pads the rows behind a table's last one; all else was checked.
-        return ocp.ArrayRestoreArgs(
-            sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype, strict=False
-        )
-
-    item = _quoted(wanted)
-    args = ocp.args.PyTreeRestore(item=item, restore_args=jax.tree.map(restore_args, item))
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as checkpointer:
-        return _unquoted(checkpointer.restore(path, args=args))
-
-
-def _quoted(tree: Any) -> Any:
-    """Names as file names: a table may be called ``a/b``."""
-    if not isinstance(tree, dict):
-        return tree
-    return {urllib.parse.quote(name, safe=""): _quoted(inner) for name, inner in tree.items()}
-
-
-def _unquoted(tree: Any) -> Any:
-    if not isinstance(tree, dict):
-        return tree
-    return {urllib.parse.unquote(name): _unquoted(inner) for name, inner in tree.items()}
-
-
-def _manifest_leaves(emb: EmbeddingCollection, tree: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """``[shape, dtype]`` by leaf; tables with their vocabulary's rows, which no mesh changes."""
-    leaves = {}
-    for name, leaf in _walk(tree):
-        shape = list(leaf.shape)
-        if name[0] == "tables":
-            shape[0] = emb.tables[name[1]].vocabulary_size
-        leaves["/".join(name)] = [shape, str(leaf.dtype)]
-    return leaves
-
-
-def _walk(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any]]:
-    for name, inner in tree.items():
-        if isinstance(inner, dict):
-            yield from _walk(inner, (*path, name))
-        else:
-            yield (*path, name), inner
-
-
-def _read_manifest(final: Path) -> dict[str, Any]:
-    try:
-        manifest: dict[str, Any] = json.loads((final / MANIFEST).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{final}: no checkpoint there ({MANIFEST} is missing)") from None
-    except ValueError as error:
-        raise CheckpointError(f"{final / MANIFEST}: cannot be read: {error}") from error
-    if manifest.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{final}: has format {manifest.get('format')!r}, this version reads {FORMAT}"
-        )
-    return manifest
-
-
-def _check_fit(final: Path, manifest: Mapping[str, Any], wanted: Mapping[str, list[Any]]) -> None:
-    saved = manifest["leaves"]
-    wrong = [
-        f"{name}: saved {_leaf_text(saved.get(name))}, wanted {_leaf_text(wanted.get(name))}"
-        for name in dict.fromkeys([*wanted, *saved])
-        if saved.get(name) != wanted.get(name)
-    ]
-    if wrong:
-        raise CheckpointError(f"{final}: does not fit the state:\n  " + "\n  ".join(wrong))
-
-
-def _leaf_text(leaf: list[Any] | None) -> str:
-    return "none" if leaf is None else f"{leaf[1]}{leaf[0]}"
+def free_bytes(folder: Path) -> int:
+    """Bytes that can be written there."""
+    info = os.statvfs(folder)
+    return info.f_bavail * info.f_frsize

@@ -15,14 +15,18 @@ import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 
 from jaxsparse import distributed
-from jaxsparse.ckpt import CheckpointError
+from jaxsparse.ckpt import CheckpointError, SaveError
+from jaxsparse.ckpt.rows import RowFileError
 from jaxsparse.cli.check import TOLERANCE, run_check
 from jaxsparse.cli.evaluate import run_eval
+from jaxsparse.cli.inspect_run import run_inspect
 from jaxsparse.cli.launch import run_launch, split_command
+from jaxsparse.cli.move_rows import run_export, run_import
 from jaxsparse.cli.plan import run_plan
 from jaxsparse.cli.train import run_train
 from jaxsparse.config import ConfigError
 from jaxsparse.data import DataError
+from jaxsparse.train.run_state import Resume
 
 DONE, FAILED, BAD_INPUT = 0, 1, 2
 
@@ -61,6 +65,9 @@ def _run(argv: Sequence[str] | None) -> int:
         "plan": _plan,
         "check": _check,
         "launch": _launcher(launched),
+        "inspect": _inspect,
+        "import": _import,
+        "export": _export,
     }
     logging.getLogger("absl").setLevel(logging.ERROR)  # orbax tells of its every move
     try:
@@ -73,10 +80,10 @@ def _run(argv: Sequence[str] | None) -> int:
         return done
     except SystemExit as stop:  # --help and wrong arguments; tyro has told why
         return stop.code if isinstance(stop.code, int) else FAILED
-    except (ConfigError, DataError, CheckpointError) as error:
+    except (ConfigError, DataError, CheckpointError, RowFileError) as error:
         print(f"{_name()}: error: {error}", file=sys.stderr)
         return BAD_INPUT
-    except (FloatingPointError, KeyboardInterrupt) as error:
+    except (FloatingPointError, SaveError, KeyboardInterrupt) as error:
         print(f"{_name()}: failed: {error or 'interrupted'}", file=sys.stderr)
         return FAILED
     except BrokenPipeError:  # whoever read our output has seen enough
@@ -92,17 +99,29 @@ def _train(
     /,
     assignments: Assignments = (),
     run_dir: str | None = None,
+    resume: Resume = "never",
+    allow_new: Annotated[bool, FlagCreatePairsOff] = False,
     devices: Devices = None,
     json: Json = False,
 ) -> int:
     """Train a model; without RUN the built-in synthetic example.
 
     Args:
-        run: The run's TOML.
-        run_dir: Folder of config, metrics and checkpoint; default runs/NAME, or NAME-2 and so on.
+        run: The run's TOML; with --resume default the one in the run's folder.
+        run_dir: Folder of config, metrics and checkpoints; default runs/NAME, for a new run also
+            NAME-2 and so on.
+        resume: Go on with the run in the folder: auto if there is one, must fails without.
+        allow_new: Tables and parameters that the checkpoint lacks start from initial values.
     """
     _start(devices)
-    return run_train(run, _flat(assignments), run_dir=run_dir, only_json=json)
+    return run_train(
+        run,
+        _flat(assignments),
+        run_dir=run_dir,
+        resume=resume,
+        allow_new=allow_new,
+        only_json=json,
+    )
 
 
 def _eval(
@@ -146,6 +165,55 @@ def _check(
     """
     _start(devices)
     return run_check(run, _flat(assignments), tolerance)
+
+
+def _inspect(run_dir: Positional[str], /, step: int | None = None, json: Json = False) -> int:
+    """Show what a run has saved: steps, metrics, tables, shapes, bytes.
+
+    Args:
+        run_dir: Folder that train left, or its folder of checkpoints.
+        step: Of the save to describe; default the latest.
+    """
+    return run_inspect(run_dir, step, only_json=json)
+
+
+def _import(
+    run: Positional[str],
+    files: Positional[tuple[str, ...]],
+    /,
+    assignments: Assignments = (),
+    run_dir: str | None = None,
+    string_keys: Annotated[bool, FlagCreatePairsOff] = False,
+    devices: Devices = None,
+) -> int:
+    """Make a run at step 0 whose tables hold rows of files (npz, safetensors, Parquet, text).
+
+    Args:
+        run: The run's TOML.
+        files: TABLE=FILE, one or several.
+        run_dir: Folder of the run; default runs/NAME, or NAME-2 and so on.
+        string_keys: The keys of text files are strings, not integers.
+    """
+    force_cpu_devices(devices)
+    return run_import(run, files, _flat(assignments), run_dir=run_dir, string_keys=string_keys)
+
+
+def _export(
+    run_dir: Positional[str],
+    table: Positional[str],
+    file: Positional[str],
+    /,
+    step: int | None = None,
+) -> int:
+    """Write the rows of a table of a run to a file (npz, safetensors, Parquet, text).
+
+    Args:
+        run_dir: Folder that train left.
+        table: Name of the table.
+        file: To write; its ending says the kind.
+        step: Of the save; default the one the run is judged by.
+    """
+    return run_export(run_dir, table, file, step)
 
 
 def _launcher(command: list[str]) -> Any:

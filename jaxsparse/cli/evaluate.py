@@ -19,7 +19,7 @@ from jaxsparse.cli.tell import final_metrics, print_result
 def run_eval(run_dir: str, assignments: Sequence[str], *, only_json: bool) -> int:
     """Evaluates the last state of a run, on the mesh there is now; returns the exit code."""
     config, source = load_config(find_config(run_dir), assignments)
-    checkpoint = find_checkpoint(run_dir)
+    checkpoint = find_checkpoint(run_dir, config)
     with config_errors(source):
         config = resolve(config, source)
         emb = make_collection(config)

@@ -148,6 +148,24 @@ class TrainSection:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointSection:
+    """``[checkpoint]``: saves of the run; the last state is always saved."""
+
+    every: int = 1000
+    """Steps between saves."""
+
+    keep: int = 3
+    """Newest saves that are kept; with ``train.keep_best`` the best one is as well."""
+
+    background: bool = False
+    """Write while training goes on; needs the state's bytes once more in host memory."""
+
+    def __post_init__(self) -> None:
+        """Validates the fields."""
+        _at_least(self, 1, "every", "keep")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshSection:
     """``[mesh]``."""
 
@@ -180,6 +198,7 @@ class RunConfig:
         dataclasses.field(default_factory=DenseAdam)
     )
     train: TrainSection = TrainSection()
+    checkpoint: CheckpointSection = CheckpointSection()
     mesh: MeshSection = MeshSection()
 
     def __post_init__(self) -> None:

@@ -4,15 +4,21 @@
 from __future__ import annotations
 
 import itertools
+import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from jax.sharding import Mesh
 
+from jaxsparse.ckpt import CheckpointManager
 from jaxsparse.cli.run_config import RunConfig
-from jaxsparse.config import ConfigError, to_table
+from jaxsparse.cli.tell import tell
+from jaxsparse.config import ConfigError, read_toml, to_table
 from jaxsparse.config_text import to_toml
 from jaxsparse.distributed import is_first
 from jaxsparse.processes import gather
+from jaxsparse.train.run_state import Resume
 
 CONFIG = "config.toml"
 METRICS = "metrics.jsonl"
@@ -20,40 +26,103 @@ PICTURE = "training.png"
 CHECKPOINTS = "checkpoints"
 
 
-def make_run_folder(config: RunConfig, given: str | None) -> Path:
+def make_run_folder(
+    config: RunConfig, given: str | None, resume: Resume = "never"
+) -> tuple[Path, str | None]:
     """Makes the folder and writes the resolved configuration into it.
 
     Args:
         config: resolved.
-        given: the folder; None is ``runs/<name>``, with a number behind it if that is taken.
+        given: the folder; None is ``runs/<name>``, with a number behind it if that is taken and
+            the run is a new one.
+        resume: ``auto`` and ``must`` go on with the run that the folder holds.
+
+    Returns:
+        The folder, and the text of the configuration it had.
 
     Raises:
-        ConfigError: the given folder holds a run, or none can be made there.
+        ConfigError: the folder holds a run that is not to be resumed, none that must be, or none
+            can be made there.
     """
-    path = _free_folder(config.run.name) if given is None else Path(given)
-    if (path / CONFIG).exists():
-        raise ConfigError(f"{path}: holds a run; give --run-dir a new folder")
+    path = _free_folder(config.run.name) if resume == "never" else Path("runs", config.run.name)
+    path = path if given is None else Path(given)
+    old = read_toml(path / CONFIG) if (path / CONFIG).exists() else None
+    old_text = None if old is None else (path / CONFIG).read_text(encoding="utf-8")
+    if old is not None and resume == "never":
+        raise ConfigError(
+            f"{path}: holds a run; give --run-dir a new folder, or go on with it by --resume auto"
+        )
+    if old is None and resume == "must":
+        raise ConfigError(f"{path}: holds no run to go on with (--resume must)")
+    new = to_table(config)
+    if old is not None:
+        for change in _changes(old, new):
+            tell(f"another configuration than the run had: {change}")
     try:
         path.mkdir(parents=True, exist_ok=True)
-        text = f"# The complete configuration of this run.\n\n{to_toml(to_table(config))}"
-        (path / CONFIG).write_text(text, encoding="utf-8")
+        _write_config(path, f"# The complete configuration of this run.\n\n{to_toml(new)}")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
-    return path
+    return path, old_text
 
 
-def share_run_folder(config: RunConfig, given: str | None, mesh: Mesh) -> Path:
+def restore_config(path: Path, text: str | None) -> None:
+    """Brings back the configuration of a run that could not go on with another one."""
+    if text is not None:
+        _write_config(path, text)
+
+
+def _write_config(path: Path, text: str) -> None:
+    # Renamed: a run that is killed here keeps the file it had.
+    temporary = path / f"{CONFIG}.new"
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path / CONFIG)
+
+
+def _changes(old: Any, new: Any, where: str = "") -> Iterator[str]:
+    """``section.key: before -> after`` of what differs."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in dict.fromkeys([*old, *new]):
+            inner = f"{where}.{key}" if where else key
+            yield from _changes(old.get(key), new.get(key), inner)
+    elif old != new:
+        yield f"{where}: {old!r} -> {new!r}"
+
+
+def make_manager(run_dir: str | Path, config: RunConfig, **options: Any) -> CheckpointManager:
+    """The saves of a run."""
+    section = config.checkpoint
+    return CheckpointManager(
+        Path(run_dir, CHECKPOINTS),
+        every=section.every,
+        keep=section.keep,
+        best="auc" if config.train.keep_best else None,
+        background=section.background,
+        **options,
+    )
+
+
+def saved_config(run_dir: str) -> str | None:
+    """The configuration of the run a folder holds; None where it holds none."""
+    path = Path(run_dir, CONFIG)
+    return str(path) if path.is_file() else None
+
+
+def share_run_folder(
+    config: RunConfig, given: str | None, mesh: Mesh, resume: Resume
+) -> tuple[Path, str | None]:
     """`make_run_folder` by process 0 of a job; every process gets the folder, or the error."""
-    made, error = "", ""
+    made: tuple[Path, str | None] = Path(), None
+    error = ""
     if is_first():
         try:
-            made = str(make_run_folder(config, given))
+            made = make_run_folder(config, given, resume)
         except ConfigError as refused:
             error = str(refused)
     made, error = gather(mesh, (made, error))[0]
     if error:
         raise ConfigError(error)
-    return Path(made)
+    return made
 
 
 def find_config(run_dir: str) -> Path:
@@ -68,17 +137,18 @@ def find_config(run_dir: str) -> Path:
     return path
 
 
-def find_checkpoint(run_dir: str) -> Path:
-    """The checkpoint with the largest step.
+def find_checkpoint(run_dir: str, config: RunConfig) -> Path:
+    """The save a run is judged by: the latest, with ``train.keep_best`` the best one.
 
     Raises:
         ConfigError: the run has none.
     """
-    folder = Path(run_dir, CHECKPOINTS)
-    finished = [path for path in folder.glob("*") if path.name.isdecimal()]
-    if not finished:
-        raise ConfigError(f"{run_dir}: has no checkpoint; did the training end?")
-    return max(finished, key=lambda path: int(path.name))
+    manager = make_manager(run_dir, config)
+    step = manager.best_step()
+    step = manager.latest() if step is None else step
+    if step is None:
+        raise ConfigError(f"{run_dir}: has no checkpoint; did the training come to a save?")
+    return manager.path(step)
 
 
 def _free_folder(name: str) -> Path:

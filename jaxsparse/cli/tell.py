@@ -35,6 +35,11 @@ def print_result(result: dict[str, Any], folder: Path, only_json: bool) -> None:
         return
     if not only_json:
         print(describe(result, folder))
+    print_json(result, folder)
+
+
+def print_json(result: dict[str, Any], folder: Path) -> None:
+    """Prints the last line, one JSON object."""
     print(json.dumps(json_safe({**result, "run_dir": str(folder)})), flush=True)
 
 

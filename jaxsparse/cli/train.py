@@ -8,22 +8,39 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
-from jaxsparse.ckpt import save_state
+from jaxsparse.ckpt import CheckpointError, CheckpointManager
 from jaxsparse.cli.resolve import config_errors, make_collection, make_trainer, resolve
 from jaxsparse.cli.run_config import RunConfig, load_config
-from jaxsparse.cli.run_folder import CHECKPOINTS, METRICS, PICTURE, share_run_folder
+from jaxsparse.cli.run_folder import (
+    METRICS,
+    PICTURE,
+    make_manager,
+    restore_config,
+    saved_config,
+    share_run_folder,
+)
 from jaxsparse.cli.splits import Split, check_files, load_final_split, load_split
-from jaxsparse.cli.tell import final_metrics, print_result, tell
+from jaxsparse.cli.tell import final_metrics, print_json, print_result, tell
 from jaxsparse.distributed import is_first
-from jaxsparse.train import KeepBest, Trainer, TrainState
+from jaxsparse.train import FitResult, KeepBest, Trainer, TrainState
+from jaxsparse.train.run_state import Resume
 
 
 def run_train(
-    run: str | None, assignments: Sequence[str], *, run_dir: str | None, only_json: bool
+    run: str | None,
+    assignments: Sequence[str],
+    *,
+    run_dir: str | None,
+    resume: Resume,
+    allow_new: bool,
+    only_json: bool,
 ) -> int:
-    """Trains, evaluates, saves the state and prints the result; returns the exit code."""
+    """Trains, saves, evaluates and prints the result; returns the exit code.
+
+    A run that SIGTERM ends is saved and not evaluated.
+    """
+    if run is None and run_dir is not None and resume != "never":
+        run = saved_config(run_dir)
     config, source = load_config(run, assignments)
     with config_errors(source):
         config = resolve(config, source)
@@ -32,13 +49,22 @@ def run_train(
         tell(emb.summary())
         trainer = make_trainer(config, emb)
         train, valid, final = _load(config, emb.features)
-    folder = share_run_folder(config, run_dir, emb.mesh)
-    state, history = _fit(config, trainer, train, valid, folder)
+    folder, old_config = share_run_folder(config, run_dir, emb.mesh, resume)
+    manager = make_manager(folder, config, allow_new=allow_new)
+    try:
+        state, fit = _fit(config, trainer, train, valid, folder, manager)
+    except CheckpointError:
+        if is_first():
+            restore_config(folder, old_config)
+        raise
+    if fit.interrupted:
+        step = int(state.step)
+        tell(f"interrupted and saved at step {step:,}; go on with --resume must")
+        print_json({"step": step, "interrupted": True}, folder)
+        return 0
     result = final_metrics(trainer, state, final)
-    speeds = [row["samples_per_s"] for row in history if row["kind"] == "train"]
+    speeds = [row["samples_per_s"] for row in fit.history if row["kind"] == "train"]
     result["samples_per_s"] = statistics.median(speeds)
-    if jax.process_count() == 1:
-        save_state(folder / CHECKPOINTS / str(result["step"]), emb, state)
     print_result(result, folder, only_json)
     return 0
 
@@ -53,24 +79,31 @@ def _load(config: RunConfig, features: Any) -> tuple[Split, Split | None, Split]
 
 
 def _fit(
-    config: RunConfig, trainer: Trainer, train: Split, valid: Split | None, folder: Path
-) -> tuple[TrainState, list[dict[str, Any]]]:
+    config: RunConfig,
+    trainer: Trainer,
+    train: Split,
+    valid: Split | None,
+    folder: Path,
+    manager: CheckpointManager,
+) -> tuple[TrainState, FitResult]:
+    """The state to judge, and what `Trainer.fit` returned."""
     section = config.train
     best = KeepBest("auc", patience=section.patience) if section.keep_best else None
     result = trainer.fit(
         train.dataset,
         steps=section.steps,
         epochs=section.epochs if section.steps is None else None,
-        state=trainer.init(jax.random.key(config.run.seed)),
+        seed=config.run.seed,
         eval_dataset=valid.dataset if valid else None,
         eval_every=section.eval_every,
         log_every=section.log_every,
         callbacks=[best] if best else [],
+        checkpoint=manager,
         metrics_path=folder / METRICS,
     )
     if is_first():
         result.plot(folder / PICTURE)
-    if best is None or best.state is None:
-        return result.state, result.history
+    if best is None or best.state is None or result.interrupted:
+        return result.state, result
     tell(f"best on valid: AUC {best.value:.4f} at step {best.step:,}")
-    return best.state, result.history
+    return best.state, result

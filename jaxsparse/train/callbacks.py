@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from jaxsparse.train.state import TrainState, copy_state
@@ -26,7 +26,10 @@ class FitEvent:
 
 
 Callback = Callable[[FitEvent], bool | None]
-"""Returns True to stop the training after this step."""
+"""Returns True to stop the training after this step.
+
+One with ``state_to_save() -> dict`` and ``restore(dict)`` is saved with the run and goes on with
+it; the values are plain ones, numpy arrays or `TrainState`."""
 
 
 class KeepBest:
@@ -81,3 +84,17 @@ class KeepBest:
             return False
         self._without_gain += 1
         return self.patience is not None and self._without_gain >= self.patience
+
+    def state_to_save(self) -> dict[str, Any]:
+        """What a resumed run needs to go on."""
+        return {
+            "best": self.state,
+            "value": self.value,
+            "step": self.step,
+            "without_gain": self._without_gain,
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Goes on from what `state_to_save` returned."""
+        self.state, self.value, self.step = saved["best"], saved["value"], saved["step"]
+        self._without_gain = saved["without_gain"]

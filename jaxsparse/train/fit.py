@@ -1,24 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop of `Trainer.fit`: batches in, rows of history out."""
+"""The loop of `Trainer.fit`: batches in, rows of history and saves out."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from jaxsparse.ckpt import CheckpointManager, Restored
 from jaxsparse.data.batch import Batch
 from jaxsparse.embedding import EmbeddingCollection
-from jaxsparse.processes import is_shared, maximum
+from jaxsparse.processes import gather, is_shared, maximum
 from jaxsparse.train.batches import Dataset, OnBadSample, PackedBatch, admit, unpad
 from jaxsparse.train.callbacks import Callback, FitEvent
+from jaxsparse.train.feed import START, Ahead, Feed
 from jaxsparse.train.lockstep import Lockstep
 from jaxsparse.train.report import Reporter, Window
+from jaxsparse.train.run_state import (
+    my_position,
+    pack_callbacks,
+    restore_callbacks,
+    restore_dataset,
+    restore_window,
+)
 from jaxsparse.train.state import TrainState, device_bytes
 from jaxsparse.train.step import StepProgram, train_step
+
+REMEMBERED = ("epoch", "pass_ended", "evaluated_at", "eval_metrics", "stopped")
+"""Fields of the loop that are saved as they are."""
 
 
 @dataclasses.dataclass
@@ -41,80 +53,130 @@ class FitLoop:
     eval_every: int | None
     log_every: int
 
+    checkpoint: CheckpointManager | None = None
+
     def __post_init__(self) -> None:
         """Starts at the state's step."""
         self.window = Window()
         self.done = int(self.state.step)
         self.pending: tuple[Batch, dict[str, Any]] | None = None
         self.last_end = time.perf_counter()
-        self.evaluated_at = -1
-        self.stopped = False
+        self.evaluated_at = self.saved_at = -1
+        self.eval_metrics: dict[str, Any] = {}
+        self.stopped = self.interrupted = self.save_due = False
+        self.epoch = 0
+        self.pass_ended = False
+        self.position, self.resumed_at = START, START
+
+    def resume(self, restored: Restored, dataset: Dataset) -> None:
+        """Goes on where a save was made; one without a run gives its state alone.
+
+        Raises:
+            CheckpointError: dataset or callbacks are not those of the run.
+        """
+        self.saved_at = self.done
+        run = restored.run
+        if run is None:
+            return
+        restore_callbacks(self.callbacks, run["callbacks"], restored.others)
+        for name in REMEMBERED:
+            setattr(self, name, run[name])
+        restore_window(self.window, run["windows"], self.emb.mesh)
+        self.position = my_position(run["positions"], self.emb.mesh)
+        restore_dataset(dataset, self.position)
+        if not self.pass_ended:
+            self.resumed_at = self.position
 
     def run(self, dataset: Dataset, steps: int | None, epochs: int | None) -> None:
         """Trains to global step ``steps``, or for ``epochs`` passes."""
-        epoch = 0
-        while not self.stopped and not self._reached(steps) and epoch != epochs:
-            if epoch > 0 and self.eval_every is None:
-                self._evaluate()
-                if self.stopped:
+        while not self._ends(steps) and self.epoch != epochs:
+            if self.pass_ended:
+                if self.eval_every is None:
+                    self._evaluate()
+                if self.save_due:
+                    self._save()
+                if self._ends(steps):
                     break
-            started_at = self.done
-            self._one_epoch(dataset, steps)
-            epoch += 1
-            if self.done == started_at and not self.stopped and not self._reached(steps):
+            started_at, whole = self.done, self.resumed_at is START
+            self._one_pass(dataset, steps)
+            self.epoch += self.pass_ended
+            if whole and self.done == started_at and not self._ends(steps):
                 raise ValueError("fit: a pass over the dataset made no step; is it empty?")
-        # The last row comes before the last evaluation, as at any other step.
-        if self.window.step_ms or maximum(self.emb.mesh, [self.window.skipped])[0]:
-            self._log()
-        self._evaluate()
+        if not self.interrupted:
+            # The last row comes before the last evaluation, as at any other step.
+            if self.window.step_ms or maximum(self.emb.mesh, [self.window.skipped])[0]:
+                self._log()
+            self._evaluate()
+        self._save()
+
+    def _ends(self, steps: int | None) -> bool:
+        if self.lockstep.stop_agreed:
+            # What can be taken up is left as it is; otherwise this is a stop like others.
+            self.interrupted = self.checkpoint is not None
+            self.stopped = self.stopped or not self.interrupted
+        return self.stopped or self.interrupted or self._reached(steps)
 
     def _reached(self, steps: int | None) -> bool:
         return steps is not None and self.done >= steps
 
-    def _one_epoch(self, dataset: Dataset, steps: int | None) -> None:
-        for batch, device_batch in self._timed(self._admitted(dataset)):
+    def _one_pass(self, dataset: Dataset, steps: int | None) -> None:
+        """Trains to the end of the pass, or of the run."""
+        feed = Feed(dataset, self._admit, self.resumed_at)
+        self.resumed_at, self.pass_ended = START, False
+        ahead = Ahead(self.lockstep.batches(iter(feed)))
+        while (item := self._take(ahead)) is not None:
+            batch, device_batch = item
             # The step before runs while this batch is packed; only now is it waited for.
             self._finish_pending()
+            self._book(feed, batch)
             self.state, outcome = train_step(self.program, self.state, device_batch)
             self.pending = (batch, outcome)
             self.done += 1
             if self._due(steps):
-                self._finish_pending()
-                if self._reached(steps) or (self.done and self.done % self.log_every == 0):
-                    self._log()
-                if self.eval_every is not None and self.done % self.eval_every == 0:
-                    self._evaluate()
-            self.stopped = self.stopped or self.lockstep.stop_agreed
-            if self.stopped or self._reached(steps):
+                self._at_due_step(ahead, steps)
+            if self._ends(steps):
                 break
         self._finish_pending()
+        # Only a save has to know, and to fetch one batch more may take its time.
+        if item is None or (self.checkpoint is not None and not ahead.has_more()):
+            self.pass_ended = True
+            self._book(feed, None)
+
+    def _at_due_step(self, ahead: Ahead[tuple[Batch, PackedBatch]], steps: int | None) -> None:
+        """Rows, evaluations and saves after a step; a save at the end of a pass waits for it."""
+        self._finish_pending()
+        if self._reached(steps) or (self.done and self.done % self.log_every == 0):
+            self._log()
+        if self.eval_every is not None and self.done % self.eval_every == 0:
+            self._evaluate()
+        if self.checkpoint is not None and self.done and self.done % self.checkpoint.every == 0:
+            self.save_due = True
+        if self.save_due and not self._ends(steps) and ahead.has_more():
+            self._save()
 
     def _due(self, steps: int | None) -> bool:
         every = [self.log_every, *([self.eval_every] if self.eval_every else [])]
+        every += [self.checkpoint.every] if self.checkpoint else []
         return self._reached(steps) or any(self.done % n == 0 for n in every)
 
-    def _timed(self, source: Iterator[Batch]) -> Iterator[tuple[Batch, PackedBatch]]:
-        """Batches and what was shipped, the time until they are there booked as input."""
-        batches = self.lockstep.batches(source)
-        while True:
-            start = time.perf_counter()
-            item = next(batches, None)
-            self.window.input_ms += (time.perf_counter() - start) * 1e3
-            if item is None:
-                return
-            yield item
+    def _take(self, ahead: Ahead[tuple[Batch, PackedBatch]]) -> tuple[Batch, PackedBatch] | None:
+        """The next batch and what was shipped, the time until they are there booked as input."""
+        start = time.perf_counter()
+        item = ahead.take()
+        self.window.input_ms += (time.perf_counter() - start) * 1e3
+        return item
 
-    def _admitted(self, dataset: Dataset) -> Iterator[Batch]:
-        for batch in dataset:
-            if batch.num_samples == 0 and is_shared(self.emb.mesh):
-                yield batch  # the other processes have samples
-                continue
-            admitted = admit(batch, self.on_bad_sample)
-            if admitted is None:
-                self.window.skipped += 1
-            else:
-                self.window.dropped += batch.num_samples - admitted.num_samples
-                yield admitted
+    def _book(self, feed: Feed, batch: Batch | None) -> None:
+        """Counts what was left out before a batch, and where to go on behind it."""
+        for drawn in feed.trained(batch):
+            self.window.skipped += drawn.skipped
+            self.window.dropped += drawn.dropped
+            self.position = drawn.position
+
+    def _admit(self, batch: Batch) -> Batch | None:
+        if batch.num_samples == 0 and is_shared(self.emb.mesh):
+            return batch  # the other processes have samples
+        return admit(batch, self.on_bad_sample)
 
     def _finish_pending(self) -> None:
         """Waits for the step in flight and books its outcome."""
@@ -152,8 +214,31 @@ class FitLoop:
             return
         self.evaluated_at = self.done
         metrics = self.evaluate(self.state, self.eval_dataset)
+        self.eval_metrics = metrics
+        if self.checkpoint is not None and self.checkpoint.best is not None:
+            self.save_due = True
         self._tell("eval", {"kind": "eval", "step": self.done, **metrics})
         self.last_end = time.perf_counter()
+
+    def _save(self) -> None:
+        """Saves the run as it is after the last step that was made."""
+        self.save_due = False
+        if self.checkpoint is None or self.saved_at == self.done:
+            return
+        start = time.perf_counter()
+        callbacks, others = pack_callbacks(self.callbacks)
+        run = {
+            **self.reporter.state(),
+            **{name: getattr(self, name) for name in REMEMBERED},
+            "positions": gather(self.emb.mesh, self.position),
+            "windows": gather(self.emb.mesh, self.window.state()),
+            "callbacks": callbacks,
+        }
+        metrics = self.eval_metrics if self.evaluated_at == self.done else None
+        self.checkpoint.save(self.emb, self.state, run=run, metrics=metrics, others=others)
+        self.saved_at = self.done
+        self.last_end = time.perf_counter()
+        self.window.save_ms += (self.last_end - start) * 1e3
 
     def _tell(self, kind: Any, row: dict[str, Any]) -> None:
         self.reporter.add(row)

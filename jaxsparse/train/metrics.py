@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,17 @@ class StreamingAUC:
         other._merge_pending()
         self._pending.append(other._merged)
         self._merge_pending()
+
+    def state(self) -> dict[str, Any]:
+        """Everything it holds; `restore` brings it back bit for bit."""
+        pending = np.concatenate([np.zeros((3, 0)), *self._pending], axis=1)
+        return {"merged": self._merged, "pending": pending}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes over a `state`."""
+        self._merged = state["merged"]
+        self._num_pending = state["pending"].shape[1]
+        self._pending = [state["pending"]] if self._num_pending else []
 
     def result(self) -> float:
         """The area in [0, 1]; nan without both classes, or if a score was nan."""
@@ -164,6 +176,21 @@ class BinaryMetrics:
         self._auc.merge(other._auc)
         self._num_samples += other._num_samples
         self._sums = self._sums + other._sums
+
+    def state(self) -> dict[str, Any]:
+        """Everything it holds; `restore` brings it back bit for bit."""
+        return {
+            "auc": self._auc.state(),
+            "num_samples": self._num_samples,
+            "sums": self._sums,
+            "from_logits": self.from_logits,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes over a `state`."""
+        self._auc.restore(state["auc"])
+        self._num_samples, self._sums = state["num_samples"], state["sums"]
+        self.from_logits = state["from_logits"]
 
     def result(self) -> dict[str, float]:
         """The metrics of all samples so far; nan where they are undefined.

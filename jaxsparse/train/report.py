@@ -6,7 +6,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 History = list[dict[str, Any]]
 
 
+_WINDOW_FIELDS = ("input_ms", "samples", "skipped", "dropped", "save_ms", "_loss", "_weight")
+
+
 class Window:
     """Collects what happened between two rows of the history."""
 
@@ -35,9 +40,44 @@ class Window:
         self.samples = 0
         self.skipped = 0
         self.dropped = 0
+        self.save_ms = 0.0
         self._loss = 0.0
         self._weight = 0.0
         self._metrics: BinaryMetrics | None = BinaryMetrics()
+
+    def state(self) -> dict[str, Any]:
+        """Everything it holds; `restore` brings it back bit for bit."""
+        plain = {name: getattr(self, name) for name in _WINDOW_FIELDS}
+        metrics = None if self._metrics is None else self._metrics.state()
+        return {**plain, "step_ms": np.array(self.step_ms), "metrics": metrics}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes over a `state`."""
+        for name in _WINDOW_FIELDS:
+            setattr(self, name, state[name])
+        self.step_ms = state["step_ms"].tolist()
+        self._metrics = None
+        if state["metrics"] is not None:
+            self._metrics = BinaryMetrics()
+            self._metrics.restore(state["metrics"])
+
+    def merge(self, other: Window) -> None:
+        """Adds another process's part; the times stay."""
+        self.samples += other.samples
+        self.skipped += other.skipped
+        self.dropped += other.dropped
+        self._loss += other._loss
+        self._weight += other._weight
+        if self._metrics is None or other._metrics is None:
+            self._metrics = None
+        else:
+            self._metrics.merge(other._metrics)
+
+    def clear(self) -> None:
+        """Forgets all but the times."""
+        times = self.step_ms
+        self.__init__()  # type: ignore[misc]
+        self.step_ms = times
 
     def add(self, loss: float, logits: Any, labels: Any, weights: Any) -> None:
         """Adds one step's outcome; all on the host, without padding."""
@@ -69,6 +109,7 @@ class Window:
             "step_ms_p50": float(np.percentile(times, 50)),
             "step_ms_p95": float(np.percentile(times, 95)),
             "step_ms_max": float(times.max()),
+            "save_ms": self.save_ms,
             "input_ms": self.input_ms / len(times),
             "device_bytes": device_bytes,
             "skipped_batches": sum(skipped),
@@ -85,20 +126,31 @@ class Window:
 class Reporter:
     """Writes rows to the history, to ``metrics.jsonl`` and to the progress line on stderr."""
 
-    def __init__(self, total_steps: int | None, metrics_path: Path | None, progress: bool) -> None:
+    def __init__(
+        self,
+        total_steps: int | None,
+        metrics_path: Path | None,
+        progress: bool,
+        resumed: Mapping[str, Any] | None = None,
+    ) -> None:
         """Opens the file for appending.
 
         Args:
             total_steps: steps of the whole run, if known.
             metrics_path: where rows go, one JSON object a line; None for nowhere.
             progress: whether to show progress.
+            resumed: the `state` of the run that is taken up, ``{}`` for one that never came to
+                a save: what it wrote into the file after that is cut off. None: a new run.
         """
-        self.history: History = []
+        self.history: History = list(resumed.get("history", [])) if resumed else []
         self._file = None
         if metrics_path is not None:
             metrics_path.parent.mkdir(parents=True, exist_ok=True)
+            if resumed is not None:
+                _cut_rows(metrics_path, resumed.get("metrics_bytes"), self.history)
             self._file = metrics_path.open("a", encoding="utf-8")
         console = Console(stderr=True)
+        self._progress = progress
         self._plain = progress and not console.is_terminal
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -122,6 +174,19 @@ class Reporter:
         if self._file is not None:
             self._file.close()
 
+    def state(self) -> dict[str, Any]:
+        """The rows so far; those in the file are on the disk when this returns."""
+        size = None
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+            size = os.fstat(self._file.fileno()).st_size
+        return {"history": self.history, "metrics_bytes": size}
+
+    def note(self, text: str) -> None:
+        """Tells people something that is no row."""
+        if self._progress:
+            print(text, file=sys.stderr, flush=True)
+
     def advance(self, step: int) -> None:
         """Moves the progress line."""
         self._bar.update(self._task, completed=step)
@@ -136,6 +201,14 @@ class Reporter:
         self._bar.update(self._task, told=told)
         if self._plain:
             print(f"{row['kind']:5s} step {row['step']:>7,}  {told}", file=sys.stderr, flush=True)
+
+
+def _cut_rows(path: Path, size: int | None, history: History) -> None:
+    """Leaves in a file what it held at a save; writes it anew where that is not there."""
+    if size is not None and path.exists() and path.stat().st_size >= size:
+        os.truncate(path, size)
+        return
+    path.write_text("".join(json.dumps(json_safe(row)) + "\n" for row in history), "utf-8")
 
 
 def describe_row(row: dict[str, Any]) -> str:
@@ -164,7 +237,10 @@ class FitResult:
     state: TrainState
     """The state after the last step."""
     history: History
-    """Rows in order; ``kind`` is ``"train"`` or ``"eval"``."""
+    """Rows in order, of the whole run where it was resumed; ``kind`` is ``"train"`` or
+    ``"eval"``."""
+    interrupted: bool = False
+    """Whether SIGTERM ended it; it was saved where it stopped."""
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """Draws loss, AUC and speed over steps.

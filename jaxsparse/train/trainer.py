@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy.typing as npt
 import optax
 from flax import nnx
 
+from jaxsparse.ckpt import CheckpointManager, Restored, SaveError
 from jaxsparse.data.batch import Batch
 from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.ladder import Ladder
@@ -25,6 +27,8 @@ from jaxsparse.train.fit import FitLoop
 from jaxsparse.train.lockstep import Lockstep
 from jaxsparse.train.metrics import BinaryMetrics
 from jaxsparse.train.report import FitResult, Reporter
+from jaxsparse.train.run_state import Resume, step_to_resume
+from jaxsparse.train.signals import on_sigterm
 from jaxsparse.train.state import TrainState
 from jaxsparse.train.step import (
     Loss,
@@ -164,6 +168,8 @@ class Trainer:
         eval_every: int | None = None,
         log_every: int = 50,
         callbacks: Sequence[Callback] = (),
+        checkpoint: CheckpointManager | None = None,
+        resume: Resume = "auto",
         metrics_path: str | Path | None = None,
         progress: bool = True,
     ) -> FitResult:
@@ -180,7 +186,15 @@ class Trainer:
             eval_every: steps between evaluations.
             log_every: steps between rows of the history.
             callbacks: called with every row; one that returns True ends the training.
-            metrics_path: JSON lines file the rows are appended to, by process 0.
+            checkpoint: where the run is saved every ``checkpoint.every`` steps, at the end, and on
+                SIGTERM, which ends it.
+            resume: with ``checkpoint``: ``"auto"`` goes on from its latest save if there is one
+                (``state`` gives no more than the structure then), ``"must"`` fails without one,
+                ``"never"`` starts from ``state``. A run that was stopped or killed and is taken
+                up with the same arguments ends bitwise as if it had not been; a dataset without
+                ``state()`` and ``restore()`` has to yield the same batches again for that.
+            metrics_path: JSON lines file the rows are appended to, by process 0; what a killed
+                run wrote after the save it is taken up from is cut off first.
             progress: show progress on stderr, that of process 0.
 
         In several processes a collective: each passes its share of the data and the same other
@@ -190,6 +204,8 @@ class Trainer:
         Raises:
             ValueError: neither or both of ``steps`` and ``epochs``, a count below 1, an empty
                 dataset, bad input.
+            CheckpointError: there is no save to go on from, or it is not of this run.
+            SaveError: a save failed; older ones are as they were.
             FloatingPointError: loss or gradients of finite input were not finite, under the
                 policy ``"error"``; the state was left as before that step.
         """
@@ -199,13 +215,25 @@ class Trainer:
         for name, count in counts.items():
             if count is not None and count < 1:
                 raise ValueError(f"fit: {name} must be at least 1, got {count}")
+        given_step = None if state is None else int(state.step)
+        save_step = step_to_resume(checkpoint, resume, given_step, self.emb.mesh)
         if state is None:
             state = self.init(jax.random.key(seed))
+        restored = None
+        if checkpoint is not None and save_step is not None:
+            restored = checkpoint.restore(self.emb, state, save_step)
+            state = restored.state
+        old_rows: dict[str, Any] | None = None
+        if checkpoint is not None and resume != "never":
+            old_rows = (restored.run if restored else None) or {}
         tells = not is_shared(self.emb.mesh) or jax.process_index() == 0
         path = None if metrics_path is None or not tells else Path(metrics_path)
         total = steps if steps is not None else _known_steps(dataset, epochs)
-        self._lockstep.stop_requested = False
-        with Reporter(total, path, progress and tells) as reporter:
+        self._lockstep.stop_requested = self._lockstep.stop_agreed = False
+        with (
+            Reporter(total, path, progress and tells, old_rows) as reporter,
+            on_sigterm(self.request_stop if checkpoint is not None else None),
+        ):
             loop = FitLoop(
                 program=self.program,
                 emb=self.emb,
@@ -218,14 +246,25 @@ class Trainer:
                 eval_dataset=eval_dataset,
                 eval_every=eval_every,
                 log_every=log_every,
+                checkpoint=checkpoint,
             )
-            loop.run(dataset, steps, epochs)
-        return FitResult(loop.state, reporter.history)
+            if restored is not None:
+                _tell_of(reporter, restored)
+                loop.resume(restored, dataset)
+            try:
+                loop.run(dataset, steps, epochs)
+            except BaseException:
+                _let_save_end(checkpoint)
+                raise
+            if checkpoint is not None:
+                checkpoint.wait()
+        return FitResult(loop.state, reporter.history, loop.interrupted)
 
     def request_stop(self) -> None:
         """Ends the running `fit` after a step; from any thread, callback or signal handler.
 
-        In several processes one request ends all of them, at the same step.
+        With ``checkpoint`` the run is saved as it is then, without a last row and evaluation, and
+        can be taken up. In several processes one request ends all of them, at the same step.
         """
         self._lockstep.stop_requested = True
 
@@ -330,6 +369,19 @@ def _by_task(logits: Any, labels: Any) -> dict[str, tuple[Any, Any]]:
     if isinstance(logits, dict):
         return {task: (logits[task], labels[task]) for task in logits}
     return {"": (logits, labels)}
+
+
+def _let_save_end(checkpoint: CheckpointManager | None) -> None:
+    """Waits for a save in the background; what stopped the run is told, not what stopped it."""
+    with contextlib.suppress(SaveError):
+        if checkpoint is not None:
+            checkpoint.wait()
+
+
+def _tell_of(reporter: Reporter, restored: Restored) -> None:
+    reporter.note(f"resumed at step {restored.step:,}")
+    if restored.new:
+        reporter.note(f"not in the checkpoint, left at initial values: {', '.join(restored.new)}")
 
 
 def _known_steps(dataset: Dataset, epochs: int | None) -> int | None:

@@ -19,7 +19,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxsparse as js
-from jaxsparse.ckpt import CheckpointError, restore_state, save_state
+from jaxsparse.ckpt import CheckpointError, SaveError, restore_state, save_state
 
 TABLES = {
     "user": {"vocabulary_size": 5_000, "optimizer": js.Adam(0.1)},
@@ -153,13 +153,17 @@ def test_nothing_but_the_checkpoint_is_left_and_none_is_overwritten(
 def test_a_save_that_fails_leaves_nothing(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(path: pathlib.Path, tree: Any) -> None:
+    def fail(path: pathlib.Path, leaves: Any) -> None:
         path.mkdir()
-        raise OSError("disk full")
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("jaxsparse.ckpt.checkpoint._write_arrays", fail)
+    monkeypatch.setattr("jaxsparse.ckpt.checkpoint.write_dense", fail)
     emb = make_emb(1)
-    with pytest.raises(OSError, match="disk full"):
+    message = (
+        r"1: cannot be saved: no space is left on the device \(\[Errno 28\] No space left on "
+        r"device\); older saves are as they were"
+    )
+    with pytest.raises(SaveError, match=message):
         save_state(tmp_path / "1", emb, make_state(emb, seed=1))
     assert list(tmp_path.iterdir()) == []
 
@@ -183,10 +187,12 @@ def test_what_does_not_fit_is_named_leaf_by_leaf(
     text = str(caught.value)
     assert "3: does not fit the state:\n" in text
     for line in (
+        "tables/user: vocabulary_size was 5000, is 4000",
         "tables/user/rows: saved float32[5000, 4], wanted float32[4000, 4]",
         "tables/user/slot.m: saved float32[5000, 4], wanted float32[4000, 4]",
+        "tables/frozen: optimizer was 'frozen', is 'Adagrad'",
         "tables/frozen/slot.accumulator: saved none, wanted float32[40, 4]",
-        "dense/params.other: saved none, wanted float32[2]",
+        "dense/params.other: not in the checkpoint",
         "dense/params.model.top.0.kernel: saved bfloat16[3, 2], wanted none",
     ):
         assert line in text
@@ -201,7 +207,7 @@ def test_no_checkpoint_or_an_unreadable_one(tmp_path: pathlib.Path) -> None:
         restore_state(tmp_path / "none", emb, state)
     path = save_state(tmp_path / "1", emb, state)
     edit(path, lambda manifest: manifest.update(format=99))
-    with pytest.raises(CheckpointError, match=r"1: has format 99, this version reads 1"):
+    with pytest.raises(CheckpointError, match=r"1: has format 99, this version reads 2"):
         restore_state(path, emb, state)
     (path / "manifest.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"manifest\.json: cannot be read: Expecting"):

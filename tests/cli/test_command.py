@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+import jaxsparse as js
 import jaxsparse.cli.check
 from jaxsparse.cli import main
 
@@ -253,7 +254,8 @@ def test_keep_best_keeps_the_best_state(files: pathlib.Path) -> None:
     assert (done.result["step"], done.result["auc"]) == (best["step"], best["auc"])
     assert evals[-1]["step"] == best["step"] + 12 < 180, "patience stops two epochs later"
     assert f"best on valid: AUC {best['auc']:.4f} at step {best['step']}" in done.err
-    assert os.listdir(folder / "checkpoints") == [str(best["step"])]
+    manager = js.CheckpointManager(folder / "checkpoints", best="auc")
+    assert manager.best_step() == best["step"] < manager.latest()
 
 
 @pytest.mark.parametrize("devices", [1, 8])
@@ -470,7 +472,9 @@ def test_run_folders_that_cannot_serve(
     capsys: pytest.CaptureFixture[str], synthetic: tuple[pathlib.Path, Done]
 ) -> None:
     folder, _ = synthetic
-    message = f"{folder}: holds a run; give --run-dir a new folder"
+    message = (
+        f"{folder}: holds a run; give --run-dir a new folder, or go on with it by --resume auto"
+    )
     assert refused(capsys, "train", "--run-dir", str(folder), "--set", *SMALL) == message
     pathlib.Path("file").write_text("")
     message = "file: cannot be written: File exists"
@@ -480,8 +484,8 @@ def test_run_folders_that_cannot_serve(
     message = refused(capsys, "eval", str(folder), *sets("tables.user.vocabulary_size=20001"))
     assert "tables/user/rows: saved float32[20000, 4], wanted float32[20001, 4]" in message
     shutil.copytree(folder, "copy")
-    os.rename("copy/checkpoints/8", "copy/checkpoints/8.tmp-1")
-    message = "copy: has no checkpoint; did the training end?"
+    os.rename("copy/checkpoints/000000008", "copy/checkpoints/000000008.tmp")
+    message = "copy: has no checkpoint; did the training come to a save?"
     assert refused(capsys, "eval", "copy") == message
 
 

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders that appear whole or not at all, and survive a loss of power once they have a name."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from jaxsparse.ckpt.errors import SaveError
+
+FAULT = "JAXSPARSE_FAULT"
+"""Environment variable for tests: ``<point>`` or ``<point>:<n>`` kills the process with SIGKILL
+when it passes that point for the n-th time (default the first)."""
+
+FAULT_POINTS = ("in_arrays", "before_manifest", "before_rename", "after_rename", "in_delete")
+
+LOCK = ".lock"
+
+THREADS = 8
+
+_passed = dict.fromkeys(FAULT_POINTS, 0)
+
+
+def fault_point(name: str) -> None:
+    """Dies here if the environment says so."""
+    _passed[name] += 1
+    wanted, _, count = os.environ.get(FAULT, "").partition(":")
+    if wanted == name and _passed[name] == int(count or 1):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def publish(temporary: Path, final: Path) -> None:
+    """Gives a finished folder its name.
+
+    All files and folders in it reach the disk before the name does, and the name before this
+    returns: after a crash at any moment ``final`` is complete or not there.
+    """
+    _sync_tree(temporary)
+    fault_point("before_rename")
+    os.rename(temporary, final)
+    fault_point("after_rename")
+    sync(final.parent)
+
+
+def sync(path: Path) -> None:
+    """Waits until a file or the entries of a folder are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_tree(folder: Path) -> None:
+    paths = [Path(parent, name) for parent, _, files in os.walk(folder) for name in [*files, "."]]
+    # Side by side: each waits for the disk's journal, and they can wait together.
+    with ThreadPoolExecutor(THREADS) as threads:
+        for _ in threads.map(sync, paths):
+            pass
+
+
+def make_folder(path: Path) -> None:
+    """Makes a folder and those above it, each entered on the disk in its parent."""
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    sync(path.parent)
+
+
+def remove(path: Path) -> None:
+    """Deletes a folder; half deleted, it no longer has its name."""
+    doomed = path.with_name(f"{path.name}.del-{os.getpid()}")
+    os.rename(path, doomed)
+    fault_point("in_delete")
+    remove_tree(doomed)
+
+
+def remove_tree(folder: Path) -> None:
+    """Deletes a folder, many files at a time: disks that discard at once take ms for each."""
+    files = [Path(parent, name) for parent, _, names in os.walk(folder) for name in names]
+    with ThreadPoolExecutor(THREADS) as threads, contextlib.suppress(OSError):
+        list(threads.map(os.unlink, files))
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keeps other processes from saving in ``folder``; a dead process holds no lock.
+
+    Raises:
+        SaveError: another one is saving there.
+    """
+    with open(folder / LOCK, "a+", encoding="ascii") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise SaveError(
+                f"{folder}: process {file.read() or 'unknown'} is saving there; "
+                "give every run a folder of its own"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
