@@ -8,7 +8,10 @@ from typing import Any
 
 
 def to_toml(table: Mapping[str, Any]) -> str:
-    """TOML text of nested tables; tables within lists are written inline.
+    """TOML text of nested tables, keys in their order, which may mean something.
+
+    TOML has a table's plain values before its sub-tables: where that would change the order, the
+    sub-tables are written inline. So are tables within lists.
 
     >>> print(to_toml({"name": "a", "train": {"epochs": 1, "top": [8, 4]}}), end="")
     name = "a"
@@ -21,7 +24,9 @@ def to_toml(table: Mapping[str, Any]) -> str:
 
 
 def _sections(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
-    inner = {key: value for key, value in table.items() if isinstance(value, Mapping)}
+    is_table = [isinstance(value, Mapping) for value in table.values()]
+    in_order = is_table == sorted(is_table)
+    inner = {k: v for k, v in table.items() if in_order and isinstance(v, Mapping)}
     own = [f"{_key(k)} = {_toml(v)}" for k, v in table.items() if k not in inner]
     lines = [f"\n[{'.'.join(map(_key, path))}]", *own] if path and (own or not inner) else own
     for key, value in inner.items():

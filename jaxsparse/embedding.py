@@ -21,6 +21,7 @@ from jaxsparse.hashing import Identity
 from jaxsparse.ladder import Ladder, SlabNeed, SlabShape, bucket, smallest_shape
 from jaxsparse.layout import Layout
 from jaxsparse.local import LocalEmbedding, Residuals
+from jaxsparse.optimizers import rate_of
 from jaxsparse.packed import PackedIds
 from jaxsparse.packing import PreparedIds, bag_width, prepare_ids
 from jaxsparse.planner import Plan, load_of, plan
@@ -80,7 +81,7 @@ class EmbeddingCollection:
         for feature in self.features:
             first, other = self.tables[feature.table.name], feature.table
             # Rules may leave the rate out of comparison.
-            same_rate = first.optimizer.learning_rate == other.optimizer.learning_rate
+            same_rate = rate_of(first.optimizer) == rate_of(other.optimizer)
             if first != other or not same_rate:
                 raise ValueError(
                     f"EmbeddingCollection: two different tables are named "
@@ -94,7 +95,7 @@ class EmbeddingCollection:
     @functools.cached_property
     def _identity(self) -> Hashable:
         # Float learning rates live in the state; schedules are part of the program.
-        rates = (table.optimizer.learning_rate for table in self.tables.values())
+        rates = (rate_of(table.optimizer) for table in self.tables.values())
         schedules = tuple(rate if callable(rate) else None for rate in rates)
         return self.features, schedules, self.mesh, self.exchange, self.device_bytes
 
@@ -185,7 +186,7 @@ class EmbeddingCollection:
             name: np.float32(1.0 if callable(rate) else rate)
             for name, table in self.tables.items()
             if table.trainable
-            for rate in [table.optimizer.learning_rate]
+            for rate in [rate_of(table.optimizer)]
         }
         state: EmbeddingState = programs.init_arrays(self, key, rates)
         return state
@@ -197,7 +198,8 @@ class EmbeddingCollection:
             features: by feature, ``[B]`` or ``[B, L]`` keys or a `Ragged`; exactly the
                 collection's features.
             rung: exchange capacity in rows per (source, owner); None takes the smallest that
-                fits, a `Ladder` the one it stays on; a collection's fixed one goes before both.
+                fits, a `Ladder` the one it stays on; the collection's fixed capacity goes before
+                both. More than the ids of a device is never needed and cut to that.
 
         In several processes ``features`` are this process's samples (there may be none), and pack
         is a collective: sizes have to be agreed on (`jaxsparse.agreement`). Samples of the global
@@ -272,7 +274,7 @@ class EmbeddingCollection:
         residuals: Residuals,
         grads: Activations,
         *,
-        step: jax.Array | int,
+        step: jax.Array | int = 0,
         enabled: jax.Array | bool = True,
     ) -> EmbeddingState:
         """Moves every touched row once, from the summed gradient of all its occurrences.
@@ -298,7 +300,7 @@ class EmbeddingCollection:
         state: EmbeddingState,
         row_grads: RowGrads,
         *,
-        step: jax.Array | int,
+        step: jax.Array | int = 0,
         enabled: jax.Array | bool = True,
     ) -> EmbeddingState:
         """Makes the update of a sparse gradient, such as a merged or clipped one."""
@@ -414,7 +416,7 @@ class EmbeddingCollection:
         """Learning rate of every trainable table at a step."""
         rates = {}
         for name, leaf in state.learning_rates.items():
-            rate = self.tables[name].optimizer.learning_rate
+            rate = rate_of(self.tables[name].optimizer)
             rates[name] = jnp.float32(rate(step)) * leaf if callable(rate) else leaf
         return rates
 

@@ -36,7 +36,7 @@ def bucket(count: int) -> int:
     """Smallest bucket that holds ``count`` ids; 0 for none.
 
     >>> [bucket(n) for n in (0, 1, 7, 9, 1000)]
-    [0, 1, 7, 10, 1215]
+    [0, 1, 7, 10, 1113]
     """
     return 0 if count == 0 else _buckets()[bisect_left(_buckets(), count)]
 
@@ -46,7 +46,7 @@ def rungs(top: int) -> tuple[int, ...]:
     """Capacities below the local id count ``top``, ascending; ``top`` is the last.
 
     >>> rungs(10)
-    (1, 2, 3, 4, 5, 6, 8, 10)
+    (1, 2, 3, 4, 5, 6, 7, 8, 10)
     """
     sizes = [max(top, 1)]
     while sizes[-1] > 1:
@@ -58,7 +58,7 @@ def rung(need: float, top: int) -> int:
     """Smallest capacity of `rungs` that holds ``need`` rows.
 
     >>> rung(9, 100)
-    11
+    9
     """
     sizes = rungs(top)
     return sizes[min(bisect_left(sizes, need), len(sizes) - 1)]

@@ -93,6 +93,9 @@ class TableSpec:
     trainable: bool = True
     """False freezes the rows: looked up, never moved, without slots."""
 
+    tiers: None = None
+    """Host and SSD tiers are still to come: tables lie on the devices."""
+
     def __post_init__(self) -> None:
         """Validates and normalises the fields."""
         _check_name("TableSpec", self.name)
@@ -116,9 +119,13 @@ class TableSpec:
                 raise TypeError(
                     f"{owner}: {field} must be hashable, such as a frozen dataclass: {error}"
                 ) from error
+        if self.tiers is not None:
+            raise ValueError(
+                f"{owner}: tiers must be None, tables lie on the devices so far, got {self.tiers!r}"
+            )
         if not isinstance(self.optimizer, SparseOptimizer):
             raise TypeError(
-                f"{owner}: optimizer needs learning_rate, init_slots and update "
+                f"{owner}: optimizer needs init_slots and update "
                 f"(see jaxsparse.optimizers.SparseOptimizer), got {self.optimizer!r}"
             )
 

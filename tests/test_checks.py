@@ -206,3 +206,73 @@ def test_rows_that_a_rule_would_move_to_nan_are_not_written(size: int) -> None:
     assert int(state.step) == 0
     np.testing.assert_array_equal(emb.read(state.embeddings, "t", np.arange(20)), rows)
     assert not emb.read_slots(state.embeddings, "t", np.arange(20))["seen"].any()
+
+
+def summing_trainer(**options: object) -> js.Trainer:
+    return js.Trainer(Sum(), collection(1), optimizer=optax.sgd(0.1), **options)  # type: ignore[arg-type]
+
+
+def samples(*labels: float) -> js.Batch:
+    return js.Batch({"f": np.arange(len(labels))}, None, np.array(labels, np.float32))
+
+
+def test_a_label_outside_0_to_1_is_a_bad_sample_for_cross_entropy_only() -> None:
+    trainer = summing_trainer()
+    state = trainer.init(KEY)
+    with pytest.raises(ValueError, match=r"labels is 2\.0 in sample 1 \(1 of 2 samples are bad\)"):
+        trainer.step(state, samples(0, 2))
+    state, outcome = trainer.step(state, samples(0, 0.25))  # a soft label is one
+    assert bool(outcome["finite"])
+    regression = summing_trainer(loss=optax.squared_error)
+    assert bool(regression.step(regression.init(KEY), samples(0, 2))[1]["finite"])
+
+
+def test_a_donated_train_state_is_refused() -> None:
+    trainer = summing_trainer()
+    state = trainer.init(KEY)
+    jax.block_until_ready(trainer.step(state, samples(0, 1)))
+    text = "this state was donated to an earlier update"
+    for use in (
+        lambda: trainer.step(state, samples(0, 1)),
+        lambda: trainer.evaluate(state, [samples(0, 1)]),
+        lambda: trainer.predict(state, [samples(0, 1)]),
+        lambda: trainer.fit([samples(0, 1)], epochs=1, state=state, progress=False),
+    ):
+        with pytest.raises(ValueError, match=text):
+            use()
+
+
+def test_what_stops_fit_carries_the_last_good_state() -> None:
+    trainer = summing_trainer()
+    with pytest.raises(ValueError, match="labels is nan in sample 0") as caught:
+        trainer.fit([samples(0, 1), samples(np.nan)], epochs=1, progress=False)
+    state = caught.value.train_state  # type: ignore[attr-defined]
+    assert int(state.step) == 1
+    assert caught.value.__notes__ == ["the state before the step that failed is error.train_state"]
+    assert trainer.evaluate(state, [samples(0, 1)])["num_samples"] == 2
+
+
+@pytest.mark.parametrize(("steps", "text"), [(1.5, "got 1.5"), (-3, "got -3")])
+def test_steps_of_fit(steps: object, text: str) -> None:
+    with pytest.raises(ValueError, match=f"fit: steps must be a global step, an int >= 0, {text}"):
+        summing_trainer().fit([], steps=steps)  # type: ignore[arg-type]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain:
+    """A rule without a learning rate of its own."""
+
+    def init_slots(self, num_rows, dim):  # type: ignore[no-untyped-def]
+        return {}
+
+    def update(self, w, slots, g, lr, step):  # type: ignore[no-untyped-def]
+        return w - 0.5 * lr * g, slots
+
+
+def test_a_rule_without_a_learning_rate_is_given_1() -> None:
+    emb = collection(1, optimizer=Plain())
+    state = emb.init(KEY)
+    before = emb.read(state, "t", [3])
+    acts, res = emb.lookup(state, emb.pack({"f": [3]}))
+    state = emb.update(state, res, {"f": jnp.ones_like(acts["f"])})
+    np.testing.assert_array_equal(emb.read(state, "t", [3]), before - np.float32(0.5))

@@ -213,3 +213,10 @@ def test_what_is_written_is_read_back() -> None:
     assert again == config
     assert again.rule.learning_rate == 1e-3 and again.other_rule.learning_rate == 0.25
     assert "steps" not in text
+
+
+def test_the_order_of_keys_survives_where_tables_and_values_mix() -> None:
+    table = {"columns": {"user": {"type": "string"}, "item": "id", "tags": {"separator": "|"}}}
+    again = tomllib.loads(to_toml(table))
+    assert again == table
+    assert list(again["columns"]) == ["user", "item", "tags"]

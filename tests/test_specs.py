@@ -23,6 +23,7 @@ def feature(**fields):
 TABLE_ERRORS = [
     ({"name": ""}, ValueError, "TableSpec: name must be a non-empty str, got ''"),
     ({"name": 3}, ValueError, "TableSpec: name must be a non-empty str, got 3"),
+    ({"tiers": "ssd"}, ValueError, "TableSpec 't': tiers must be None, tables lie on the devices"),
     ({"vocabulary_size": 0}, ValueError, "TableSpec 't': vocabulary_size must be a positive int"),
     ({"vocabulary_size": True}, ValueError, "must be a positive int, got True"),
     ({"vocabulary_size": 2.5}, ValueError, "must be a positive int, got 2.5"),
@@ -46,7 +47,7 @@ TABLE_ERRORS = [
     (
         {"optimizer": "adam"},
         TypeError,
-        "TableSpec 't': optimizer needs learning_rate, init_slots and update "
+        "TableSpec 't': optimizer needs init_slots and update "
         "(see jaxsparse.optimizers.SparseOptimizer), got 'adam'",
     ),
 ]

@@ -6,7 +6,7 @@ A rule of your own is a frozen dataclass with the members of `SparseOptimizer`.
 
 from jaxsparse.optimizers.adagrad import Adagrad
 from jaxsparse.optimizers.adam import Adam
-from jaxsparse.optimizers.base import Schedule, Slots, SparseOptimizer
+from jaxsparse.optimizers.base import Schedule, Slots, SparseOptimizer, rate_of
 from jaxsparse.optimizers.ftrl import Ftrl
 from jaxsparse.optimizers.rowwise_adagrad import RowwiseAdagrad
 from jaxsparse.optimizers.sgd import SGD
@@ -20,4 +20,5 @@ __all__ = [
     "Schedule",
     "Slots",
     "SparseOptimizer",
+    "rate_of",
 ]

@@ -19,15 +19,10 @@ Schedule = Callable[[jax.Array], jax.Array]
 class SparseOptimizer(Protocol):
     """A rule that moves rows. A user's own rule is a frozen dataclass with these members.
 
-    ``learning_rate`` is a float or a schedule. Its float value lives in
-    `EmbeddingState.learning_rates`, so two rules that differ in it alone share compiled programs
-    (in the rules shipped here the field takes no part in comparison).
+    A rule may have a ``learning_rate``, a float or a schedule; without one it is given 1. Its
+    float value lives in `EmbeddingState.learning_rates`, so two rules that differ in it alone
+    share compiled programs (in the rules shipped here the field takes no part in comparison).
     """
-
-    @property
-    def learning_rate(self) -> float | Schedule:
-        """The rate the state is initialised with, or a schedule of the global step."""
-        ...
 
     def init_slots(self, num_rows: int, dim: int) -> Slots:
         """Slots of ``num_rows`` rows that were never touched; every row alike."""
@@ -49,3 +44,9 @@ class SparseOptimizer(Protocol):
             New rows ``[U, D]`` and new slots, same names, shapes and dtypes.
         """
         ...
+
+
+def rate_of(rule: SparseOptimizer) -> float | Schedule:
+    """The rate a rule's tables start with, or its schedule of the global step."""
+    rate: float | Schedule = getattr(rule, "learning_rate", 1.0)
+    return rate

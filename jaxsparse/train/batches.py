@@ -61,8 +61,12 @@ class PackedBatch:
         return dataclasses.replace(spec, ids=emb.ids_spec(self.ids))  # type: ignore[no-any-return]
 
 
-def bad_samples(batch: Batch) -> tuple[npt.NDArray[np.bool_], str]:
-    """Which samples hold a value that is not finite or a negative weight; the first in words.
+def bad_samples(batch: Batch, probabilities: bool) -> tuple[npt.NDArray[np.bool_], str]:
+    """Which samples hold a value that is not finite, a negative weight or a label out of range.
+
+    Args:
+        batch: the samples.
+        probabilities: whether labels have to lie in [0, 1].
 
     Returns:
         ``[B]`` bool, and the text for an error message ("" where all are finite).
@@ -80,6 +84,10 @@ def bad_samples(batch: Batch) -> tuple[npt.NDArray[np.bool_], str]:
         good = np.isfinite(np.asarray(values, np.float32))
         if name == "weights":
             good &= np.asarray(values) >= 0
+        elif probabilities and name.startswith("labels"):
+            inside = (np.asarray(values) >= 0) & (np.asarray(values) <= 1)
+            # Samples of weight 0 may hold any label.
+            good &= inside if batch.weights is None else inside | (batch.weights == 0)
         if good.all():
             continue
         where = tuple(int(i) for i in np.argwhere(~good)[0])
@@ -89,7 +97,7 @@ def bad_samples(batch: Batch) -> tuple[npt.NDArray[np.bool_], str]:
     return bad, first
 
 
-def admit(batch: Batch, on_bad_sample: OnBadSample) -> Batch | None:
+def admit(batch: Batch, on_bad_sample: OnBadSample, probabilities: bool) -> Batch | None:
     """The batch to train on under a policy; None when it is to be skipped.
 
     Raises:
@@ -97,7 +105,7 @@ def admit(batch: Batch, on_bad_sample: OnBadSample) -> Batch | None:
     """
     if batch.num_samples == 0:
         raise ValueError("the batch has no samples; leave empty batches out of the dataset")
-    bad, first = bad_samples(batch)
+    bad, first = bad_samples(batch, probabilities)
     if not first:
         return batch
     if on_bad_sample == "error":

@@ -176,7 +176,7 @@ class FitLoop:
     def _admit(self, batch: Batch) -> Batch | None:
         if batch.num_samples == 0 and is_shared(self.emb.mesh):
             return batch  # the other processes have samples
-        return admit(batch, self.on_bad_sample)
+        return admit(batch, self.on_bad_sample, self.program.wants_probabilities)
 
     def _finish_pending(self) -> None:
         """Waits for the step in flight and books its outcome."""

@@ -47,6 +47,11 @@ class StepProgram:
     loss: Loss
     reduce_grads: ReduceGrads
 
+    @property
+    def wants_probabilities(self) -> bool:
+        """Whether labels have to lie in [0, 1]: cross entropy has no minimum elsewhere."""
+        return self.loss is optax.sigmoid_binary_cross_entropy
+
     def forward(
         self, params: Any, model_state: Any, acts: Any, dense: jax.Array | None, train: bool
     ) -> tuple[Any, Any]:

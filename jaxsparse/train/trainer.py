@@ -16,6 +16,7 @@ import numpy.typing as npt
 import optax
 from flax import nnx
 
+from jaxsparse.checks import check_alive
 from jaxsparse.ckpt import CheckpointManager, Restored, SaveError
 from jaxsparse.data.batch import Batch
 from jaxsparse.embedding import EmbeddingCollection
@@ -126,7 +127,7 @@ class Trainer:
         shared, error = is_shared(self.emb.mesh), None
         if batch.num_samples or not shared:
             try:
-                admitted = admit(batch, self.on_bad_sample)
+                admitted = admit(batch, self.on_bad_sample, self.program.wants_probabilities)
             except ValueError as refused:
                 if not shared:
                     raise
@@ -150,6 +151,7 @@ class Trainer:
             The new state, and ``loss``, ``finite``, ``logits [B']`` as `train_step` gives them;
             a batch that the policy skips changes nothing and returns ``{"skipped": True}``.
         """
+        check_alive(state)
         packed = self.pack(batch) if isinstance(batch, Batch) else batch
         if packed is None:
             return state, {"skipped": True}
@@ -208,13 +210,18 @@ class Trainer:
             SaveError: a save failed; older ones are as they were.
             FloatingPointError: loss or gradients of finite input were not finite, under the
                 policy ``"error"``; the state was left as before that step.
+
+        Whatever is raised while training has the last good state as its ``train_state``.
         """
         if (steps is None) == (epochs is None):
             raise ValueError(f"fit: give steps or epochs, got steps={steps}, epochs={epochs}")
         counts = {"epochs": epochs, "eval_every": eval_every, "log_every": log_every}
         for name, count in counts.items():
-            if count is not None and count < 1:
-                raise ValueError(f"fit: {name} must be at least 1, got {count}")
+            if count is not None and (not isinstance(count, int) or count < 1):
+                raise ValueError(f"fit: {name} must be an int of at least 1, got {count}")
+        if steps is not None and (not isinstance(steps, int) or steps < 0):
+            raise ValueError(f"fit: steps must be a global step, an int >= 0, got {steps}")
+        check_alive(state)
         given_step = None if state is None else int(state.step)
         save_step = step_to_resume(checkpoint, resume, given_step, self.emb.mesh)
         if state is None:
@@ -253,8 +260,11 @@ class Trainer:
                 loop.resume(restored, dataset)
             try:
                 loop.run(dataset, steps, epochs)
-            except BaseException:
+            except BaseException as error:
                 _let_save_end(checkpoint)
+                # The state given to fit was donated: this is the only way to the latest one.
+                error.train_state = loop.state  # type: ignore[attr-defined]
+                error.add_note("the state before the step that failed is error.train_state")
                 raise
             if checkpoint is not None:
                 checkpoint.wait()
@@ -310,13 +320,18 @@ class Trainer:
     def _admitted(self, dataset: Dataset) -> Iterator[Batch]:
         """What the policy for bad samples leaves of the batches."""
         for batch in dataset:
-            if batch.num_samples and (kept := admit(batch, self.on_bad_sample)) is not None:
+            if (
+                batch.num_samples
+                and (kept := admit(batch, self.on_bad_sample, self.program.wants_probabilities))
+                is not None
+            ):
                 yield kept
 
     def _forward(
         self, state: TrainState, dataset: Iterable[Batch]
     ) -> Iterator[tuple[Batch, Any, npt.NDArray[np.float32]]]:
         """This process's batches with their logits and losses on the host, without padding."""
+        check_alive(state)
         batches = (batch for batch in dataset if batch.num_samples)
         for batch, packed in self._eval_lockstep.batches(batches):
             outcome = eval_step(self.program, state, packed)

@@ -544,9 +544,9 @@ def test_tasks_of_model_and_labels_must_agree(trainer):
     [
         ({}, "fit: give steps or epochs, got steps=None, epochs=None"),
         ({"steps": 1, "epochs": 1}, "fit: give steps or epochs, got steps=1, epochs=1"),
-        ({"epochs": -1}, "fit: epochs must be at least 1, got -1"),
-        ({"steps": 1, "log_every": 0}, "fit: log_every must be at least 1, got 0"),
-        ({"steps": 1, "eval_every": 0}, "fit: eval_every must be at least 1, got 0"),
+        ({"epochs": -1}, "fit: epochs must be an int of at least 1, got -1"),
+        ({"steps": 1, "log_every": 0}, "fit: log_every must be an int of at least 1, got 0"),
+        ({"steps": 1, "eval_every": 0}, "fit: eval_every must be an int of at least 1, got 0"),
     ],
 )
 def test_arguments_of_fit(trainer, options, text):
