@@ -7,7 +7,7 @@ samples per device and what each slab needs. Lower bounds are voted negated.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from zlib import crc32
 
 import jax
@@ -71,11 +71,35 @@ def settle(
     return ids, needs
 
 
-def agree(mesh: Mesh, ids: PreparedIds) -> tuple[PreparedIds, tuple[SlabNeed, ...]]:
-    """`vote` and `settle` in one; on a mesh of one process the batch as it is, and its needs."""
+def agree(
+    mesh: Mesh, num_slabs: int, prepare: Callable[[], PreparedIds]
+) -> tuple[PreparedIds, tuple[SlabNeed, ...]]:
+    """Prepares, votes and settles; on a mesh of one process the batch as it is, and its needs.
+
+    Raises:
+        Exception: ``prepare``'s own; where it failed in another process a RuntimeError.
+        ValueError: batches differ in form.
+    """
     if not is_shared(mesh):
+        ids = prepare()
         return ids, ids.needs()
-    return settle(mesh, ids, maximum(mesh, vote(ids)))
+    try:
+        ids = prepare()
+    except (ValueError, TypeError):
+        maximum(mesh, [1 + jax.process_index(), *abstain(num_slabs)])
+        raise
+    votes = maximum(mesh, [0, *vote(ids)])
+    if votes[0]:
+        raise failed_elsewhere(votes[0] - 1)
+    return settle(mesh, ids, votes[1:])
+
+
+def failed_elsewhere(process: int) -> RuntimeError:
+    """What the other processes raise when one could not prepare its batch."""
+    return RuntimeError(
+        f"process {process} could not go on, for a reason that it tells itself; this batch has "
+        "changed nothing anywhere"
+    )
 
 
 def fingerprint(form: object) -> int:

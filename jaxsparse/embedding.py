@@ -213,7 +213,8 @@ class EmbeddingCollection:
                 too long, or a given rung is below the need.
             TypeError: keys of a wrong type.
         """
-        prepared, needs = agree(self.mesh, self.prepare(features))
+        prepare = partial(self.prepare, features)
+        prepared, needs = agree(self.mesh, len(self.layout.slabs), prepare)
         return self.ship(prepared, needs, rung)
 
     def prepare(self, features: Mapping[str, Any]) -> PreparedIds:

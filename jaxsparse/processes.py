@@ -10,7 +10,7 @@ functions are plain copies.
 from __future__ import annotations
 
 import pickle
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -28,11 +28,13 @@ NOTHING = int(np.iinfo(np.int32).min)
 Int32s = npt.NDArray[np.int32]
 
 
+@lru_cache(maxsize=64)
 def is_shared(mesh: Mesh) -> bool:
     """Whether devices of several processes are in the mesh."""
     return len({device.process_index for device in mesh.devices.flat}) > 1
 
 
+@lru_cache(maxsize=64)
 def local_devices(mesh: Mesh) -> slice:
     """This process's devices as a slice of the flattened mesh.
 

@@ -151,6 +151,7 @@ def layer_errors(mesh, index, count):
     return {
         "in jit": error_of(lambda: jax.jit(emb.weight_grads)(residuals, grads)),
         "form": error_of(lambda: emb.pack(other)),
+        "key": error_of(lambda: emb.pack({**features, "item": features["item"] + 97 * index})),
         "order": error_of(lambda: collection(swapped).pack(features)),
         "absent": error_of(lambda: collection(theirs).pack(features)),
         "own mesh": exactness(js.make_mesh(devices=jax.local_devices()), 0, 1)["shapes"][0],

@@ -73,6 +73,8 @@ def test_errors_that_only_several_processes_make(told):
         assert f"the devices of process {index} must lie side by side" in errors["order"]
         assert f"process {index} has no device in the mesh" in errors["absent"]
         assert "rung 1 is below the need" in errors["rung"]
+        told = ("RuntimeError: process 1 could not go on", "ValueError: feature 'item': key ")
+        assert errors["key"].startswith(told[index])
         assert errors["own mesh"][0] == 8  # a mesh of one process asks nobody
 
 

@@ -146,9 +146,9 @@ def pack_batch(
     In several processes a collective, and columns must have one form everywhere: a `Lockstep`
     checks that.
     """
-    prepared = prepare_batch(emb, batch)
-    ids, needs = agree(emb.mesh, prepared.ids)
-    return ship_batch(emb, PreparedBatch(prepared.batch, ids), needs, ladder)
+    raw = batch.batch if isinstance(batch, PreparedBatch) else batch
+    ids, needs = agree(emb.mesh, len(emb.layout.slabs), lambda: prepare_batch(emb, batch).ids)
+    return ship_batch(emb, PreparedBatch(raw, ids), needs, ladder)
 
 
 def ship_batch(

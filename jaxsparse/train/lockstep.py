@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxsparse.agreement import abstain, fingerprint, num_votes, settle, vote
+from jaxsparse.agreement import abstain, failed_elsewhere, fingerprint, num_votes, settle, vote
 from jaxsparse.data.batch import Batch
 from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.ladder import Ladder, bucket
@@ -113,10 +113,7 @@ class Lockstep:
         """
         votes = np.asarray(offer.votes)
         if votes[0]:
-            raise offer.error or RuntimeError(
-                f"process {votes[0] - 1} could not go on, for a reason that it tells itself; "
-                "this batch has changed nothing anywhere"
-            )
+            raise offer.error or failed_elsewhere(votes[0] - 1)
         self.stop_agreed = bool(votes[1])
         if votes[4] == NOTHING:
             return None
