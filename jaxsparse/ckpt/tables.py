@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables from the slabs to disk and back, block by block, in position order.
 
-The order of a table's rows does not depend on the mesh (DESIGN section 5): what 8 devices saved
-3 devices read by slicing. No array of a table's size is made on the way.
+The order of a table's rows does not depend on the mesh (docs/design.md, "Where a row lies"): what
+8 devices saved 3 devices read by slicing. No array of a table's size is made on the way.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from jaxsparse.ckpt import CheckpointError
 from jaxsparse.cli.run_config import FileData, MeshSection, RunConfig
 from jaxsparse.cli.table_config import FeatureSection, TableSection
 from jaxsparse.config import ConfigError
@@ -43,7 +44,7 @@ def config_errors(source: str) -> Iterator[None]:
     """Turns what specs, model and planner refuse into a `ConfigError` that names the file."""
     try:
         yield
-    except (ConfigError, DataError):
+    except (ConfigError, DataError, CheckpointError):
         raise
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{source}: {error}") from error

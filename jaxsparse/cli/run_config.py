@@ -26,6 +26,11 @@ def _at_least(section: Any, least: int, *names: str) -> None:
             raise ValueError(f"{name} must be >= {least}, got {value}")
 
 
+def _check_seed(seed: int) -> None:
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed must be in 0..{2**32 - 1}, got {seed}")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunSection:
     """``[run]``."""
@@ -40,7 +45,7 @@ class RunSection:
         """Validates the fields."""
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise ValueError(f"name must be the name of a folder, got {self.name!r}")
-        _at_least(self, 0, "seed")
+        _check_seed(self.seed)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +67,7 @@ class SyntheticData:
     def __post_init__(self) -> None:
         """Validates the fields."""
         _at_least(self, 1, "train_rows", "test_rows")
-        _at_least(self, 0, "seed")
+        _check_seed(self.seed)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,6 +107,13 @@ class ModelSection:
 
     top: tuple[int, ...] = (64, 32)
     """Widths of the hidden layers of the top MLP."""
+
+    def __post_init__(self) -> None:
+        """Validates the fields."""
+        for name in ("bottom", "top"):
+            widths = getattr(self, name)
+            if any(width < 1 for width in widths):
+                raise ValueError(f"{name} must hold widths >= 1, got {list(widths)}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

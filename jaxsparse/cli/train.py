@@ -52,7 +52,9 @@ def run_train(
     folder, old_config = share_run_folder(config, run_dir, emb.mesh, resume)
     manager = make_manager(folder, config, allow_new=allow_new)
     try:
-        state, fit = _fit(config, trainer, train, valid, folder, manager)
+        # A batch that the tables or the exchange cannot take is bad input too.
+        with config_errors(source):
+            state, fit = _fit(config, trainer, train, valid, folder, manager)
     except CheckpointError:
         if is_first():
             restore_config(folder, old_config)
@@ -102,7 +104,10 @@ def _fit(
         metrics_path=folder / METRICS,
     )
     if is_first():
-        result.plot(folder / PICTURE)
+        try:
+            result.plot(folder / PICTURE)
+        except OSError as error:  # the run itself is saved
+            tell(f"no picture: {error}")
     if best is None or best.state is None or result.interrupted:
         return result.state, result
     tell(f"best on valid: AUC {best.value:.4f} at step {best.step:,}")

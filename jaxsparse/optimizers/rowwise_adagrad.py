@@ -29,7 +29,8 @@ class RowwiseAdagrad(DecayedRule):
     """
 
     initial_accumulator: float = 0.1
-    """Accumulator of an untouched row, >= 0."""
+    """Accumulator of an untouched row, >= 0. Gradients of a mean loss shrink as 1 / batch size:
+    from batches of some hundred on take a small one, such as 1e-8, or rows hardly move."""
 
     eps: float = 1e-8
     """Added to the root, >= 0."""

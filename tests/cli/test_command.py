@@ -340,9 +340,9 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ("train.patience=2", "train: patience needs keep_best = true"),
         ("train.keep_best=true", "train.keep_best needs data.valid, the files it chooses by"),
         ("run.name=a/b", "run: name must be the name of a folder, got 'a/b'"),
-        ("run.seed=-1", "run: seed must be >= 0, got -1"),
+        ("run.seed=-1", "run: seed must be in 0..4294967295, got -1"),
         ("mesh.devices=0", "mesh: devices must be >= 1, got 0"),
-        ("data.kind=sinthetic", "data.kind: expected one of synthetic, files, did you mean"),
+        ("data.kind=sinthetic", "data.kind: expected one of synthetic, files, criteo, did you mean"),
         ("data.test_rows=0", "data: test_rows must be >= 1, got 0"),
         ("optimizer.kind=adan", "optimizer.kind: expected one of adam, adagrad, sgd, did you"),
         ("optimizer.learning_rate=-1", "optimizer: learning_rate must be >= 0, got -1"),
@@ -535,3 +535,25 @@ def test_check_forces_devices_in_a_process_of_its_own(
     )
     assert done.returncode == 0, done.stderr
     assert "1 and 4 devices: all" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("assignment", "text"),
+    [
+        ("model.top=[0]", "top must hold widths >= 1, got [0]"),
+        ("model.bottom=[-1, 16]", "bottom must hold widths >= 1, got [-1, 16]"),
+        (f"run.seed={10**30}", "seed must be in 0..4294967295"),
+        ("data.seed=-1", "seed must be in 0..4294967295, got -1"),
+    ],
+)
+def test_values_out_of_range_are_refused(assignment: str, text: str) -> None:
+    done = captured("plan", "--set", assignment)
+    assert done.code == 2
+    assert text in done.err
+
+
+def test_what_no_exchange_can_take_is_bad_input(tmp_path: pathlib.Path) -> None:
+    options = ["data.train_rows=2000", "data.test_rows=500", "mesh.capacity=1", "mesh.devices=1"]
+    done = captured("train", "--set", *options, "--run-dir", str(tmp_path / "run"))
+    assert done.code == 2
+    assert "rung 1 is below the need" in done.err and "Traceback" not in done.err
