@@ -91,6 +91,7 @@ def make_trainer(
     **table: Any,
 ) -> Any:
     """A trainer; ``plain`` leaves out the layers whose results depend on the mesh."""
+    table.setdefault("placement", "sharded")
     user = js.TableSpec(
         "user", vocabulary_size=users, embedding_dim=4, optimizer=sparse or js.Adam(0.05), **table
     )
