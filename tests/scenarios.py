@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec
 
 import jaxsparse as js
 from jaxsparse import distributed, processes
+from jaxsparse.data import BatchShare
 from jaxsparse.processes import local_block, local_devices, put_blocks
 
 ROWS = {"item": 97, "word": 40, "shop": 9}
@@ -421,3 +422,38 @@ def mortal(mesh, index, count):
     dies_at("init")
     data, judged = (Deadly(m, id_batches(np.arange(24))) for m in ("step", "evaluate"))
     trainer.fit(data, steps=10**6, state=state, eval_dataset=judged, eval_every=10)
+
+
+# ---- checkpoints ------------------------------------------------------------------------------
+
+
+def saves(mesh, index, count):
+    """Goes on with the run that lies in ``one``, and makes the first half of one in ``two``."""
+    from tests.ckpt import runs
+
+    folder = pathlib.Path(os.environ["JAXSPARSE_TEST_FOLDER"])
+    trainer = runs.make_trainer(mesh=mesh, plain=True)
+
+    def train(name, steps, **options):
+        data = BatchShare(runs.train_data().dataset, index, count)
+        manager = js.CheckpointManager(folder / name, every=3)
+        result = trainer.fit(
+            data, steps=steps, log_every=3, checkpoint=manager, progress=False, **options
+        )
+        users = np.arange(runs.USERS)
+        rows = trainer.emb.read(result.state.embeddings, "user", users)
+        slots = trainer.emb.read_slots(result.state.embeddings, "user", users)
+        return result.history, rows, slots
+
+    resumed = train("one", 10, resume="must")
+    half = train("two", 6)
+    refused = error_of(lambda: train("two", 7, resume="never"))
+    other = os.environ.get("JAXSPARSE_TEST_IN_THE_WAY")
+    failed = ""
+    if other and index == 0:
+        (folder / other).write_text("in the way")
+    if other:
+        failed = error_of(lambda: train("two", 9))
+        if index == 0:
+            (folder / other).unlink()
+    return resumed, half, refused, failed

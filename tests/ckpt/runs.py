@@ -87,15 +87,17 @@ def make_trainer(
     sparse: Any = None,
     users: int = USERS,
     plain: bool = False,
+    mesh: Any = None,
     **table: Any,
 ) -> Any:
     """A trainer; ``plain`` leaves out the layers whose results depend on the mesh."""
+    table.setdefault("placement", "sharded")
     user = js.TableSpec(
         "user", vocabulary_size=users, embedding_dim=4, optimizer=sparse or js.Adam(0.05), **table
     )
     item = js.TableSpec("item", vocabulary_size=ITEMS, embedding_dim=4)
     features = [js.FeatureSpec("user", user), js.FeatureSpec("item", item)]
-    mesh = js.make_mesh(devices=jax.devices()[:devices])
+    mesh = mesh or js.make_mesh(devices=jax.devices()[:devices])
     emb = js.EmbeddingCollection(features, mesh=mesh)
     dropping = Dropping(features)
     return js.Trainer(dropping.dlrm if plain else dropping, emb, optimizer=optax.adam(1e-2))
