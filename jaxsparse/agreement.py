@@ -14,7 +14,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxsparse.ladder import SlabNeed
-from jaxsparse.packing import PreparedIds
+from jaxsparse.prepared import PreparedIds
 from jaxsparse.processes import NOTHING, Int32s, is_shared, maximum
 
 

@@ -23,9 +23,10 @@ from jaxsparse.layout import Layout
 from jaxsparse.local import LocalEmbedding, Residuals
 from jaxsparse.optimizers import rate_of
 from jaxsparse.packed import PackedIds
-from jaxsparse.packing import PreparedIds, bag_width, prepare_ids
+from jaxsparse.packing import bag_width
 from jaxsparse.planner import Plan, load_of, plan
 from jaxsparse.pooling import Activations
+from jaxsparse.prepared import PreparedIds, prepare_ids
 from jaxsparse.processes import is_shared, local_block, local_devices, put_blocks
 from jaxsparse.row_grads import RowGrads
 from jaxsparse.specs import Exchange, FeatureSpec, TableSpec, is_positive_int
@@ -141,8 +142,8 @@ class EmbeddingCollection:
         """Placement of every table."""
         limit = self.device_bytes
         if limit is None:
-            stats = self.mesh.local_devices[0].memory_stats() or {}
-            limit = stats.get("bytes_limit")
+            told = [device.memory_stats() for device in self.mesh.local_devices[:1]]
+            limit = told[0].get("bytes_limit") if told and told[0] else None
         return plan(
             list(self.tables.values()),
             self.num_shards,

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jaxsparse.encode import NOTHING, FixedIds, RaggedIds, encode, num_bags
+from jaxsparse.encode import NOTHING, FixedIds, RaggedIds
 from jaxsparse.ladder import SlabNeed, SlabShape, bucket
 from jaxsparse.layout import SlabLayout
 from jaxsparse.ops.segment_sum import plan_levels
-from jaxsparse.packed import HostFacts, PackedIds, SlabIds
+from jaxsparse.packed import SlabIds
 from jaxsparse.specs import FeatureSpec
 
 Int64s = npt.NDArray[np.int64]
@@ -210,136 +210,3 @@ def _by_device(codes: Int64s, num_devices: int, samples: int) -> Int64s:
     padded = np.full((num_devices * samples, codes.shape[1]), NOTHING, np.int64)
     padded[: codes.shape[0]] = codes
     return padded.reshape(num_devices, samples * codes.shape[1])
-
-
-def check_features(specs: Sequence[FeatureSpec], features: Mapping[str, Any]) -> int:
-    """Number of samples; raises where names or lengths do not agree."""
-    names = [spec.name for spec in specs]
-    missing = [name for name in names if name not in features]
-    unknown = [name for name in features if name not in names]
-    if missing or unknown:
-        raise ValueError(
-            f"features do not match the collection: missing {missing}, unknown {unknown}; "
-            f"expected exactly {names}"
-        )
-    sizes = {name: num_bags(name, features[name]) for name in names}
-    if len(set(sizes.values())) > 1:
-        raise ValueError(f"features must have equally many samples, got {sizes}")
-    return next(iter(sizes.values()))
-
-
-@dataclasses.dataclass(frozen=True)
-class SlabFeatures:
-    """One slab's features of one batch, addressed; not yet laid out by device."""
-
-    slab: SlabLayout
-    fixed: dict[str, FixedIds]
-    ragged: dict[str, RaggedIds]
-
-
-@dataclasses.dataclass(frozen=True)
-class PreparedIds:
-    """A process's batch, addressed and deduplicated: all of `pack` but sizes and shipping."""
-
-    specs: Mapping[str, FeatureSpec]
-    features: tuple[SlabFeatures, ...]
-    """By slab."""
-    num_shards: int
-    """Devices of the mesh."""
-    num_devices: int
-    """Those of this process."""
-    num_samples: int
-    """B: the process's real samples."""
-    batches: tuple[SlabBatch, ...]
-    """By slab."""
-
-    @property
-    def samples(self) -> int:
-        """b: samples per device, padding included."""
-        return self.batches[0].samples
-
-    def needs(self) -> tuple[SlabNeed, ...]:
-        """What this process's devices need, by slab."""
-        return tuple(batch.need() for batch in self.batches)
-
-    def with_samples(self, samples: int) -> PreparedIds:
-        """The batch laid out with ``samples`` per device, at least as many as it needs."""
-        if samples == self.samples:
-            return self
-        batches = _lay_out(self.features, self.num_shards, self.num_devices, samples, self.specs)
-        return dataclasses.replace(self, batches=batches)
-
-    def pack(self, shapes: Sequence[SlabShape], needs: tuple[SlabNeed, ...]) -> PackedIds:
-        """Numpy arrays of the given sizes, devices stacked along the first dimension.
-
-        Args:
-            shapes: sizes by slab.
-            needs: what they were chosen from; told by `PackedIds.need`.
-        """
-        packed = tuple(batch.pack(shape) for batch, shape in zip(self.batches, shapes, strict=True))
-        lengths = np.zeros((self.samples * self.num_devices, len(self.specs)), np.int32)
-        columns = {name: column for column, name in enumerate(self.specs)}
-        ignored, num_values = {}, {}
-        for part in self.features:
-            for name, fixed in part.fixed.items():
-                lengths[: self.num_samples, columns[name]] = fixed.codes.shape[1]
-            for name, ragged in part.ragged.items():
-                lengths[: self.num_samples, columns[name]] = ragged.lengths
-                if ragged.ignored:
-                    ignored[name] = ragged.ignored
-                if ragged.weights is not None:
-                    num_values[name] = ragged.num_values
-        host = HostFacts(self.num_samples, needs, ignored, num_values)
-        rows = tuple(part.slab.rows_per_shard for part in self.features)
-        shipped_later: Any = lengths
-        return PackedIds(packed, shipped_later, tuple(self.specs), rows, host)
-
-
-def prepare_ids(
-    specs: Sequence[FeatureSpec],
-    slabs: Sequence[SlabLayout],
-    num_shards: int,
-    num_devices: int,
-    features: Mapping[str, Any],
-) -> PreparedIds:
-    """Checks, addresses and deduplicates a process's batch.
-
-    Args:
-        specs: the collection's features.
-        slabs: its slabs.
-        num_shards: devices of the mesh, each an owner of rows.
-        num_devices: those of this process, over which its samples are spread.
-        features: keys by feature.
-    """
-    num_samples = check_features(specs, features)
-    by_name = {spec.name: spec for spec in specs}
-    parts = []
-    for slab in slabs:
-        blocks = {block.spec.name: block for block in slab.tables}
-        part = SlabFeatures(slab, {}, {})
-        for spec in specs:
-            if spec.table.name not in blocks:
-                continue
-            block = blocks[spec.table.name]
-            ids = encode(spec, block, slab.rows_per_shard, num_shards, features[spec.name])
-            if isinstance(ids, FixedIds):
-                part.fixed[spec.name] = ids
-            else:
-                part.ragged[spec.name] = ids
-        parts.append(part)
-    samples = -(-num_samples // num_devices)
-    batches = _lay_out(parts, num_shards, num_devices, samples, by_name)
-    return PreparedIds(by_name, tuple(parts), num_shards, num_devices, num_samples, batches)
-
-
-def _lay_out(
-    parts: Sequence[SlabFeatures],
-    num_shards: int,
-    num_devices: int,
-    samples: int,
-    specs: Mapping[str, FeatureSpec],
-) -> tuple[SlabBatch, ...]:
-    return tuple(
-        SlabBatch(part.slab, num_shards, num_devices, samples, part.fixed, part.ragged, specs)
-        for part in parts
-    )

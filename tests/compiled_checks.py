@@ -24,7 +24,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxsparse as js
-from jaxsparse.packing import prepare_ids
+from jaxsparse.prepared import prepare_ids
 from jaxsparse.train.batches import PackedBatch
 from jaxsparse.train.step import state_spec, train_step
 

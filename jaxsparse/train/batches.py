@@ -18,7 +18,7 @@ from jaxsparse.data.batch import Batch
 from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.ladder import Ladder, SlabNeed
 from jaxsparse.packed import PackedIds
-from jaxsparse.packing import PreparedIds
+from jaxsparse.prepared import PreparedIds
 from jaxsparse.processes import local_block, put_blocks
 
 OnBadSample = Literal["error", "skip", "drop"]

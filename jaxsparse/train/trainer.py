@@ -24,9 +24,9 @@ from jaxsparse.ladder import Ladder
 from jaxsparse.processes import gather, is_shared, maximum, replicate
 from jaxsparse.train.batches import Dataset, OnBadSample, PackedBatch, admit, unpad
 from jaxsparse.train.callbacks import Callback
+from jaxsparse.train.evaluation import Totals
 from jaxsparse.train.fit import FitLoop
 from jaxsparse.train.lockstep import Lockstep
-from jaxsparse.train.metrics import BinaryMetrics
 from jaxsparse.train.report import FitResult, Reporter
 from jaxsparse.train.run_state import Resume, step_to_resume
 from jaxsparse.train.signals import on_sigterm
@@ -291,7 +291,7 @@ class Trainer:
         Raises:
             ValueError: the dataset is empty, or a batch is invalid.
         """
-        totals = _Totals()
+        totals = Totals()
         for batch, logits, losses in self._forward(state, self._admitted(dataset)):
             totals.add(batch, logits, losses)
         # One process is the case of one part: the numbers of a job do not depend on how many.
@@ -338,52 +338,6 @@ class Trainer:
             if batch.num_samples:
                 logits, losses = unpad(outcome, batch.num_samples)
                 yield batch, logits, losses
-
-
-class _Totals:
-    """What `evaluate` adds up, of one process or merged."""
-
-    def __init__(self) -> None:
-        self.metrics: dict[str, BinaryMetrics] = {}
-        self.not_binary: set[str] = set()
-        self.loss = self.weight = 0.0
-        self.num_samples = 0
-
-    def add(self, batch: Batch, logits: Any, losses: npt.NDArray[np.float32]) -> None:
-        weights = np.ones(len(losses)) if batch.weights is None else batch.weights
-        self.loss += float(np.sum(np.where(weights > 0, losses, 0) * weights))
-        self.weight += float(np.sum(weights))
-        self.num_samples += int(np.sum(weights > 0))
-        for task, (scores, labels) in _by_task(logits, batch.labels).items():
-            if np.isin(labels[weights > 0], (0, 1)).all():
-                self.metrics.setdefault(task, BinaryMetrics()).update(scores, labels, weights)
-            else:
-                self.not_binary.add(task)  # metrics of the other batches alone would mislead
-
-    def merge(self, other: _Totals) -> None:
-        for task, metric in other.metrics.items():
-            self.metrics.setdefault(task, BinaryMetrics()).merge(metric)
-        self.not_binary |= other.not_binary
-        self.loss += other.loss
-        self.weight += other.weight
-        self.num_samples += other.num_samples
-
-    def result(self) -> dict[str, Any]:
-        if self.num_samples == 0:
-            raise ValueError("evaluate: the dataset has no samples")
-        result: dict[str, Any] = {"loss": self.loss / self.weight, "num_samples": self.num_samples}
-        for task, metric in self.metrics.items():
-            if task in self.not_binary:
-                continue
-            prefix = f"{task}/" if task else ""
-            result |= {f"{prefix}{name}": value for name, value in metric.result().items()}
-        return result
-
-
-def _by_task(logits: Any, labels: Any) -> dict[str, tuple[Any, Any]]:
-    if isinstance(logits, dict):
-        return {task: (logits[task], labels[task]) for task in logits}
-    return {"": (logits, labels)}
 
 
 def _let_save_end(checkpoint: CheckpointManager | None) -> None:

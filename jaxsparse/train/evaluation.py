@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `Trainer.evaluate` adds up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxsparse.data.batch import Batch
+from jaxsparse.train.metrics import BinaryMetrics
+
+
+class Totals:
+    """Sums over samples, of one process or merged."""
+
+    def __init__(self) -> None:
+        """Starts without samples."""
+        self.metrics: dict[str, BinaryMetrics] = {}
+        self.not_binary: set[str] = set()
+        self.loss = self.weight = 0.0
+        self.num_samples = 0
+
+    def add(self, batch: Batch, logits: Any, losses: npt.NDArray[np.float32]) -> None:
+        """Adds a batch: logits and losses ``[B]`` on the host, without padding."""
+        weights = np.ones(len(losses)) if batch.weights is None else batch.weights
+        self.loss += float(np.sum(np.where(weights > 0, losses, 0) * weights))
+        self.weight += float(np.sum(weights))
+        self.num_samples += int(np.sum(weights > 0))
+        for task, (scores, labels) in _by_task(logits, batch.labels).items():
+            if np.isin(labels[weights > 0], (0, 1)).all():
+                self.metrics.setdefault(task, BinaryMetrics()).update(scores, labels, weights)
+            else:
+                self.not_binary.add(task)  # metrics of the other batches alone would mislead
+
+    def merge(self, other: Totals) -> None:
+        """Adds all samples of ``other``."""
+        for task, metric in other.metrics.items():
+            self.metrics.setdefault(task, BinaryMetrics()).merge(metric)
+        self.not_binary |= other.not_binary
+        self.loss += other.loss
+        self.weight += other.weight
+        self.num_samples += other.num_samples
+
+    def result(self) -> dict[str, Any]:
+        """The metrics; raises where there were no samples."""
+        if self.num_samples == 0:
+            raise ValueError("evaluate: the dataset has no samples")
+        result: dict[str, Any] = {"loss": self.loss / self.weight, "num_samples": self.num_samples}
+        for task, metric in self.metrics.items():
+            if task in self.not_binary:
+                continue
+            prefix = f"{task}/" if task else ""
+            result |= {f"{prefix}{name}": value for name, value in metric.result().items()}
+        return result
+
+
+def _by_task(logits: Any, labels: Any) -> dict[str, tuple[Any, Any]]:
+    if isinstance(logits, dict):
+        return {task: (logits[task], labels[task]) for task in logits}
+    return {"": (logits, labels)}
