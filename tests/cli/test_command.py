@@ -342,7 +342,10 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ("run.name=a/b", "run: name must be the name of a folder, got 'a/b'"),
         ("run.seed=-1", "run: seed must be in 0..4294967295, got -1"),
         ("mesh.devices=0", "mesh: devices must be >= 1, got 0"),
-        ("data.kind=sinthetic", "data.kind: expected one of synthetic, files, criteo, did you mean"),
+        (
+            "data.kind=sinthetic",
+            "data.kind: expected one of synthetic, files, criteo, did you mean",
+        ),
         ("data.test_rows=0", "data: test_rows must be >= 1, got 0"),
         ("optimizer.kind=adan", "optimizer.kind: expected one of adam, adagrad, sgd, did you"),
         ("optimizer.learning_rate=-1", "optimizer: learning_rate must be >= 0, got -1"),
