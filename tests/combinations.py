@@ -3,6 +3,10 @@
 
 A *program* is one collection on one mesh, compiled once: it has the levels of `PROGRAM` and a few
 features, each with its levels of `FEATURE`. A *combination* is one feature with its program.
+
+Frozen tables never move and bfloat16 ones are compared loosely: as levels of a factor they would
+hide what they are crossed with. So every combination trains a float32 table (`PLAIN`), and some
+programs of the covering array have one table more, of `VEILED`.
 """
 
 from __future__ import annotations
@@ -28,8 +32,6 @@ FEATURE = {
     "rate": ("float", "schedule"),
     "decay": (False, True),
     "placement": ("sharded", "replicated", "single", "auto"),
-    "dtype": ("float32", "bfloat16"),
-    "trainable": (True, False),
     "keys": ("identity", "ignore", "hashed"),
     "combiner": ("sum", "mean", "sqrtn", None),
     "form": ("one", "matrix", "padded", "ragged", "weighted", "weighted_padded"),
@@ -37,8 +39,11 @@ FEATURE = {
     "beside": ("nothing", "shared", "stacked"),
 }
 FACTORS = {**PROGRAM, **FEATURE}
+PLAIN = {"dtype": "float32", "trainable": True}
+VEILED = ({"dtype": "float32", "trainable": False}, {"dtype": "bfloat16", "trainable": True})
 SIZES = ((70_001, 4), (300, 8), (1_000, 5))
-"""Rows and dim of the table of a program's first, second and third feature."""
+"""Rows and dim of the tables of combinations."""
+VEILED_SIZE = (200, 6)
 
 PADDING = 999_999_999
 IGNORED = 888_888_888
@@ -81,34 +86,48 @@ def _greedy_row(rng, fixed, uncovered):
 
 
 def covering_programs(seed, tries=8):
-    """Programs of three features whose combinations cover every pair of levels."""
+    """Programs of three `PLAIN` features, whose combinations cover every pair of levels, and in
+    some one `VEILED`: frozen and bfloat16 tables, each with every rule and placement."""
     rng = random.Random(seed)
     uncovered = all_pairs()
     programs = []
     while uncovered:
         rows = []
-        for _ in SIZES:
+        for size in SIZES:
             fixed = {name: rows[0][name] for name in PROGRAM} if rows else {}
             found = [_greedy_row(rng, fixed, uncovered) for _ in range(tries)]
-            rows.append(max(found, key=lambda row: len(pairs_of(row) & uncovered)))
-            uncovered -= pairs_of(rows[-1])
+            best = max(found, key=lambda row: len(pairs_of(row) & uncovered))
+            rows.append({**best, **PLAIN, "size": size})
+            uncovered -= pairs_of(best)
         programs.append(rows)
+    for index in range(len(VEILED) * len(FEATURE["rule"])):
+        # Two of them in the first programs, which always run, the others in the last.
+        rows = programs[1 - index]
+        rows.append(_veiled_row(rng, rows[0], index))
     return programs
+
+
+def _veiled_row(rng, program, index):
+    turn, kind = divmod(index, len(VEILED))
+    levels = {name: rng.choice(levels) for name, levels in FEATURE.items()}
+    levels |= {name: FEATURE[name][turn % len(FEATURE[name])] for name in ("rule", "placement")}
+    common = {name: program[name] for name in PROGRAM}
+    return {**common, **levels, **VEILED[kind], "size": VEILED_SIZE}
 
 
 def random_programs(seed, count):
-    """Programs of three features, every level drawn uniformly."""
+    """Programs of one `PLAIN` feature, every level and the size drawn uniformly."""
     rng = random.Random(seed)
-    programs = []
-    for _ in range(count):
-        common = {name: rng.choice(levels) for name, levels in PROGRAM.items()}
-        programs.append(
-            [
-                {**common, **{name: rng.choice(levels) for name, levels in FEATURE.items()}}
-                for _ in SIZES
-            ]
-        )
-    return programs
+    return [
+        [
+            {
+                **{name: rng.choice(levels) for name, levels in FACTORS.items()},
+                **PLAIN,
+                "size": rng.choice(SIZES),
+            }
+        ]
+        for _ in range(count)
+    ]
 
 
 # ---- specs ------------------------------------------------------------------------------------
@@ -220,9 +239,10 @@ class Case:
 
 
 def build(program, mesh, exchange=None):
-    """The collection of a program's three combinations, with what stands beside them."""
+    """The collection of a program's features, with what stands beside them."""
     features, rows, tables = [], {}, {}
-    for row, letter, (size, dim) in zip(program, "abc", SIZES, strict=True):
+    for row, letter in zip(program, "abcd", strict=False):
+        size, dim = row["size"]
         table = table_of(row, f"t_{letter}", size, dim)
         features.append(feature_of(row, letter, table))
         rows[letter] = row
@@ -271,7 +291,7 @@ def bag_shapes(rng, row, count):
     """Per bag a list of booleans: True is a key to look up, False one that stands for nothing.
 
     Bags that ``mean`` and ``sqrtn`` divide by their length end up with 0, 1, 4 or 16 ids under
-    SGD: then results of dyadic inputs stay dyadic.
+    SGD: then results of dyadic inputs stay dyadic. At least one key is looked up.
     """
     holes = row["form"] in ("padded", "weighted_padded") or row["keys"] == "ignore"
     cut = row["truncate"] != "error"
@@ -288,6 +308,8 @@ def bag_shapes(rng, row, count):
         missing = width - real if width is not None else int(rng.integers(0, 3)) * holes
         missing = min(missing, 16 - real) if row["combiner"] is None and width is None else missing
         shapes.append(list(rng.permutation([True] * real + [False] * missing)))
+    if not any(map(any, shapes)):
+        return bag_shapes(rng, row, count)
     return shapes
 
 
