@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import subprocess
@@ -171,3 +172,33 @@ def test_bad_input_is_told_by_each_process_and_exits_2(tmp_path):
         assert (
             f"[{index}] jaxsparse: process {index}: error: {missing}: no such file" in done.stderr
         )
+
+
+@pytest.mark.slow
+def test_sigterm_saves_a_job_at_one_step_and_it_goes_on_from_there(tmp_path):
+    sizes = ["data.train_rows=4000", "data.test_rows=1000", "train.batch_size=1000"]
+    arguments = ["launch", "-n", "2", "--", "train", "--run-dir", str(tmp_path), "--set", *sizes]
+    command = [sys.executable, "-m", "jaxsparse", *arguments]
+    root = os.path.dirname(os.path.dirname(__file__))
+    with subprocess.Popen(
+        [*command, "train.epochs=1000", "train.log_every=2"],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as launcher:
+        assert launcher.stderr is not None
+        told = []
+        for line in launcher.stderr:
+            told.append(line)
+            if "[0] train step" in line:
+                break
+        launcher.send_signal(signal.SIGTERM)
+        out, err = launcher.communicate(timeout=100)
+    assert launcher.returncode == 0, "".join(told) + err
+    first = json.loads(out.splitlines()[-1])
+    assert first["interrupted"]
+    again = jaxsparse(*arguments, f"train.steps={first['step'] + 3}", "--resume", "must")
+    assert again.returncode == 0, again.stderr
+    assert f"[0] resumed at step {first['step']}" in again.stderr
+    assert json.loads(again.stdout.splitlines()[-1])["step"] == first["step"] + 3
