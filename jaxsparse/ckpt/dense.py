@@ -50,10 +50,7 @@ def with_dense_leaves(template: S, leaves: Mapping[str, Any], embeddings: Any) -
         _place(leaves[name], leaf.sharding) if name in leaves else leaf
         for (name, _), leaf in zip(named, old, strict=True)
     ]
-    # Made inside jit: what only borrows numpy's memory could not be donated.
-    copied = jax.jit(
-        lambda tree: jax.tree.map(jnp.copy, tree), out_shardings=[leaf.sharding for leaf in old]
-    )(new)
+    copied = _copies(new)
     values = [
         jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else value
         for value, (_, leaf) in zip(copied, named, strict=True)
@@ -68,12 +65,7 @@ def place_like(values: Mapping[str, Any], old: Mapping[str, jax.Array]) -> dict[
         name: _place(values[name], array.sharding) if name in values else array
         for name, array in old.items()
     }
-    shardings = {name: array.sharding for name, array in old.items()}
-    copied: dict[str, jax.Array] = jax.jit(
-        lambda tree: jax.tree.map(jnp.copy, tree), out_shardings=shardings
-    )(new)
-    # jit sorts dicts by name.
-    return {name: copied[name] for name in old}
+    return dict(zip(old, _copies(list(new.values())), strict=True))
 
 
 def write_dense(path: Path, leaves: Mapping[str, Array]) -> None:
@@ -107,6 +99,23 @@ def read_dense(path: Path, wanted: Mapping[str, list[Any]]) -> dict[str, Array]:
             raise unreadable(path, error) from error
         leaves |= {name: np.asarray(read[_quote(name)]) for name in leaves if _quote(name) in read}
     return leaves
+
+
+def _copies(arrays: list[jax.Array]) -> list[jax.Array]:
+    """Copies made inside jit: what only borrows numpy's memory could not be donated."""
+    by_devices: dict[frozenset[Any], list[int]] = {}
+    for index, array in enumerate(arrays):
+        by_devices.setdefault(frozenset(array.sharding.device_set), []).append(index)
+    copied = list(arrays)
+    for indices in by_devices.values():
+        group = [arrays[index] for index in indices]
+        copy = jax.jit(
+            lambda leaves: [jnp.copy(leaf) for leaf in leaves],
+            out_shardings=[leaf.sharding for leaf in group],
+        )
+        for index, made in zip(indices, copy(group), strict=True):
+            copied[index] = made
+    return copied
 
 
 def _named_leaves(state: Any) -> list[tuple[str, Any]]:

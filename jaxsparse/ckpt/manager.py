@@ -7,36 +7,24 @@ import contextlib
 import math
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
 
-from jaxsparse.ckpt.checkpoint import (
-    Snapshot,
-    free_bytes,
-    load_state,
-    remove_temporary,
-    take_snapshot,
-    write_and_publish,
-    write_state,
-)
-from jaxsparse.ckpt.durable import locked, make_folder, remove
-from jaxsparse.ckpt.errors import CheckpointError, DamagedError, SaveError
+from jaxsparse.ckpt.checkpoint import load_state, take_snapshot, write_and_publish
+from jaxsparse.ckpt.durable import remove
+from jaxsparse.ckpt.errors import CheckpointError, DamagedError
 from jaxsparse.ckpt.host_state import HostState, pack_host_state, read_host_state
 from jaxsparse.ckpt.manifest import MANIFEST, Manifest, check_files, read_manifest
 from jaxsparse.ckpt.processes import agree, is_writer
+from jaxsparse.ckpt.saves import OTHERS, Snapshots, link, make_room, write_save
 from jaxsparse.embedding import EmbeddingCollection
 
 LATEST = "latest"
 """A link to the newest save, for people and scripts."""
-
-Snapshots = dict[str, Snapshot]
-"""The state of a save under the name "", and further ones."""
-
-OTHERS = "states"
-"""Folder of a save that holds further states, such as the best one."""
 
 
 class Restored(NamedTuple):
@@ -265,10 +253,12 @@ class CheckpointManager:
         with contextlib.ExitStack() as lock:
             with agree(mesh, final):
                 if first:
-                    _make_room(self.folder, sum(s.nbytes for s in snapshots.values()), lock)
-            write_and_publish(mesh, temporary, final, _writer(temporary, snapshots, host, notes))
+                    make_room(self.folder, sum(s.nbytes for s in snapshots.values()), lock)
+            write_and_publish(
+                mesh, temporary, final, partial(write_save, temporary, snapshots, host, notes)
+            )
             if first:
-                _link(self.folder / LATEST, final.name)
+                link(self.folder / LATEST, final.name)
                 self._delete_old(step)
 
     def _delete_old(self, newest: int) -> None:
@@ -294,41 +284,6 @@ class CheckpointManager:
         """Step of the save with the best metric; None where none has it."""
         found = self._best_of(self.steps())
         return found[0] if found else None
-
-
-def _writer(
-    temporary: Path, snapshots: Snapshots, host: HostState, notes: dict[str, Any]
-) -> Callable[[], None]:
-    def write() -> None:
-        others = [name for name in snapshots if name]
-        for name in others:
-            inner = temporary / OTHERS / name
-            inner.mkdir(parents=True, exist_ok=True)
-            write_state(inner, snapshots[name])
-        if is_writer(snapshots[""].emb.mesh):
-            host.write(temporary)
-        write_state(temporary, snapshots[""], others=others, **notes)
-
-    return write
-
-
-def _make_room(folder: Path, needed: int, lock: contextlib.ExitStack) -> None:
-    """Locks the folder, clears away what killed saves left, and looks at the space."""
-    make_folder(folder)
-    lock.enter_context(locked(folder))
-    remove_temporary(folder)
-    free = free_bytes(folder)
-    if free < needed:
-        raise SaveError(f"it needs {needed:,} bytes and {free:,} are free")
-
-
-def _link(link: Path, target: str) -> None:
-    """Makes a link, or lets it point elsewhere, at once; file systems without links have none."""
-    temporary = link.with_name(f"{link.name}.new")
-    with contextlib.suppress(OSError):
-        temporary.unlink(missing_ok=True)
-        temporary.symlink_to(target)
-        os.replace(temporary, link)
 
 
 def _finite_numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,8 @@ from jaxsparse.ckpt.blocks import Array, finish_reads
 from jaxsparse.ckpt.checkpoint import open_array
 from jaxsparse.ckpt.errors import CheckpointError
 from jaxsparse.ckpt.manifest import read_manifest
-from jaxsparse.ckpt.row_files import Block, RowFileError, open_format
+from jaxsparse.ckpt.row_files import RowFileError
+from jaxsparse.ckpt.row_formats import open_format
 from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.hashing import Hashed
 from jaxsparse.state import EmbeddingState
@@ -157,4 +158,4 @@ def _check_rows(where: str, keys: Array, rows: Array, seen: Array) -> None:
     seen[rows] = True
 
 
-__all__ = ["Block", "RowFileError", "export_rows", "import_rows"]
+__all__ = ["RowFileError", "export_rows", "import_rows"]

@@ -151,7 +151,7 @@ def test_a_write_that_fails_touches_nothing_older(
 ) -> None:
     manager = js.CheckpointManager(tmp_path, keep=1)
     manager.save(trainer.emb, at_step(fresh, 1))
-    monkeypatch.setattr("jaxsparse.ckpt.manager.free_bytes", lambda _: 1000)
+    monkeypatch.setattr("jaxsparse.ckpt.saves.free_bytes", lambda _: 1000)
     message = r"000000002: cannot be saved: it needs [\d,]+ bytes and 1,000 are free; older saves"
     with pytest.raises(SaveError, match=message):
         manager.save(trainer.emb, at_step(fresh, 2))
@@ -211,6 +211,19 @@ def test_folders_that_hold_something_else(tmp_path: pathlib.Path, trainer: Any, 
     manager.save(trainer.emb, at_step(fresh, 1))
     os.rename(manager.path(1), manager.path(7))
     with pytest.raises(CheckpointError, match=r"000000007: holds step 1; was it renamed\?"):
+        manager.restore(trainer.emb, copy(fresh))
+
+
+def test_a_folder_that_is_a_file_and_a_file_that_is_gone(
+    tmp_path: pathlib.Path, trainer: Any, fresh: Any
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="file: cannot be read: Not a directory"):
+        js.CheckpointManager(tmp_path / "file").latest()
+    manager = js.CheckpointManager(tmp_path)
+    manager.save(trainer.emb, at_step(fresh, 1))
+    os.remove(manager.path(1) / "run.json")
+    with pytest.raises(CheckpointError, match=r"run\.json: cannot be read: No such file"):
         manager.restore(trainer.emb, copy(fresh))
 
 

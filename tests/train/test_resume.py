@@ -18,6 +18,8 @@ import pytest
 
 import jaxsparse as js
 from jaxsparse.ckpt import CheckpointError
+from jaxsparse.train.report import Reporter
+from jaxsparse.train.trainer import _tell_of as tell_of
 from tests.ckpt import runs
 
 EPOCH = -(-runs.ROWS // runs.BATCH)
@@ -211,6 +213,30 @@ def test_what_cannot_be_resumed_is_told(tmp_path: pathlib.Path, trainer: Any) ->
     with pytest.raises(CheckpointError, match=message):
         fit(trainer, tmp_path, list(data), steps=9)
     assert int(fit(trainer, tmp_path, state=ahead, steps=9, resume="never").state.step) == 9
+
+
+def test_processes_have_to_see_one_folder(
+    tmp_path: pathlib.Path, trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jaxsparse.train.run_state.gather", lambda _, latest: [latest, 40])
+    message = r"ckpt: the processes see saves up to the steps \[None, 40\]; they need one folder"
+    with pytest.raises(CheckpointError, match=message):
+        fit(trainer, tmp_path, steps=1)
+
+
+def test_new_parts_are_told(
+    tmp_path: pathlib.Path, trainer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(trainer, tmp_path, steps=2)
+    state = trainer.init(jax.random.key(0))
+    more = dataclasses.replace(state, model_state=(*state.model_state, jax.numpy.ones(2)))
+    manager = js.CheckpointManager(tmp_path / "ckpt", allow_new=True)
+    restored = manager.restore(trainer.emb, more)
+    assert restored.new == ("dense/model_state.2",)
+    with Reporter(None, None, progress=True) as reporter:
+        tell_of(reporter, restored)
+    told = "not in the checkpoint, left at initial values: dense/model_state.2"
+    assert told in capsys.readouterr().err
 
 
 def test_people_are_told(
