@@ -21,7 +21,14 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_enable_x64", False)
 
 # Compiling inside an example takes longer than any deadline; a failure prints how to repeat it.
-hypothesis.settings.register_profile("jaxsparse", deadline=None, database=None, print_blob=True)
+# The same examples in every CI run: a red one must come from the change that it judges.
+hypothesis.settings.register_profile(
+    "jaxsparse",
+    deadline=None,
+    database=None,
+    print_blob=True,
+    derandomize="CI" in os.environ,
+)
 hypothesis.settings.load_profile("jaxsparse")
 
 
