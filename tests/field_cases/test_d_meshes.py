@@ -251,13 +251,13 @@ def test_d15_every_device_gets_its_share_of_the_samples():
     features = [js.FeatureSpec("f", table()), js.FeatureSpec("bag", table(), combiner="mean")]
     trainer = trainer_on(8, features, {"t": counting(10, 2)})[0]
     bags = js.Ragged.from_lists([[i % 10] * (i % 3) for i in range(32)])
-    batch = js.Batch({"f": np.arange(32) % 10, "bag": bags}, np.zeros((32, 1)), np.arange(32))
+    batch = js.Batch({"f": np.arange(32) % 10, "bag": bags}, np.zeros((32, 1)), np.arange(32) / 32)
     packed = trainer.pack(batch)
     for array in (packed.labels, packed.dense, packed.weights, packed.ids.lengths_by_feature):
         assert [shard.data.shape[0] for shard in shards(array)] == [4] * 8
         assert len({shard.device for shard in shards(array)}) == 8
     labels = [np.asarray(shard.data).tolist() for shard in shards(packed.labels)]
-    assert labels == np.arange(32).reshape(8, 4).tolist()
+    assert labels == (np.arange(32) / 32).reshape(8, 4).tolist()
 
 
 def test_d16_initial_rows_do_not_depend_on_the_mesh():
