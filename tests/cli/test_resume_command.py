@@ -75,6 +75,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return folder
 
 
+@pytest.mark.slow
 def test_sigterm_exits_0_and_resume_ends_as_if_it_had_not_been(
     whole: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def test_the_example_is_a_section() -> None:
     assert CriteoFiles(**table).train == "train*.tsv.gz"
 
 
+@pytest.mark.slow
 def test_training_from_a_stream_is_training_from_memory(tmp_path: Path) -> None:
     path = write_bytes(tmp_path / "a.tsv", criteo_bytes(criteo_cells(60)))
     stream = CriteoFiles(train=str(path)).stream("train", 16)

@@ -52,6 +52,7 @@ def fresh(trainer, seed=0):
     return trainer.init(jax.random.key(seed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saved_on", MESHES)
 def test_f01_saved_on_any_mesh_loads_on_any_other(tmp_path, by_mesh, saved_on, capsys):
     source = by_mesh[saved_on]
@@ -80,6 +81,7 @@ def test_f01_saved_on_any_mesh_loads_on_any_other(tmp_path, by_mesh, saved_on, c
         np.testing.assert_array_equal(rows["vectors"][order], read)
 
 
+@pytest.mark.slow
 def test_f02_placements_may_change(tmp_path):
     data = batches(8)
     ends = []
@@ -100,6 +102,7 @@ def test_f02_placements_may_change(tmp_path):
     assert "make tables, model and optimizer as they were when it was saved" in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule",
     [js.SGD(0.1), js.Adagrad(0.1), js.Adam(0.05), js.Ftrl(0.1)],
@@ -128,6 +131,7 @@ def test_f04_the_order_of_samples_goes_on(tmp_path, trainer):
     runs.assert_same(runs.leaves(trainer, result.state), runs.leaves(trainer, whole.state))
 
 
+@pytest.mark.slow
 def test_f05_uneven_shards(tmp_path):
     trainer = runs.make_trainer(4, users=4091)
     data = batches(13)
