@@ -24,3 +24,7 @@ def test_readme_example_is_within_the_first_forty_lines() -> None:
     assert any(line.startswith("```python") for line in head)
     assert "make train" in "\n".join(head)
     assert "make test" in "\n".join(head)
+
+
+def test_readme_has_no_placeholder() -> None:
+    assert not re.findall(r"\b[A-Z]+_[A-Z_]+\b", README.read_text().replace("XLA_FLAGS", ""))
