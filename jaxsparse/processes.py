@@ -30,8 +30,13 @@ Int32s = npt.NDArray[np.int32]
 
 @lru_cache(maxsize=64)
 def is_shared(mesh: Mesh) -> bool:
-    """Whether devices of several processes are in the mesh."""
-    return len({device.process_index for device in mesh.devices.flat}) > 1
+    """Whether devices of several processes are in the mesh.
+
+    A job of one process may compile for devices of several that are not there; it has nobody to
+    share with.
+    """
+    processes = {device.process_index for device in mesh.devices.flat}
+    return len(processes) > 1 and jax.process_count() > 1
 
 
 @lru_cache(maxsize=64)
