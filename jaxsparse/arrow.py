@@ -15,6 +15,17 @@ Array = npt.NDArray[Any]
 Int64s = npt.NDArray[np.int64]
 
 
+def reader_of(data: bytes) -> Any:
+    """A reader of a copy of ``data`` in arrow's own memory.
+
+    Arrow's threads may be the last to let go of what they read. Where that is an object of Python's
+    and Python has begun to end, the whole process aborts (github.com/apache/arrow/issues/34314).
+    """
+    buffer = pa.allocate_buffer(len(data))
+    memoryview(buffer).cast("B")[:] = data
+    return pa.BufferReader(buffer)
+
+
 def is_text(kind: Any) -> bool:
     """Whether arrays of a type hold strings or bytes, not as a dictionary."""
     types = pa.types

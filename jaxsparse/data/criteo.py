@@ -173,11 +173,13 @@ def _arrow_table(data: bytes, categories: Categories) -> Any:
     import pyarrow as pa
     from pyarrow import csv
 
+    from jaxsparse.arrow import reader_of
+
     category = pa.binary() if categories == "hex" else pa.string()
     types = {"label": pa.int64()} | dict.fromkeys(INTEGERS, pa.int64())
     types |= dict.fromkeys(CATEGORIES, category)
     return csv.read_csv(
-        pa.BufferReader(data),
+        reader_of(data),
         # In one piece: every column becomes one array.
         read_options=csv.ReadOptions(column_names=COLUMNS, block_size=len(data) + 1),
         parse_options=csv.ParseOptions(delimiter="\t", quote_char=False, ignore_empty_lines=False),

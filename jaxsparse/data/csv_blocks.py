@@ -83,12 +83,13 @@ class CsvParser:
     def _parse_good(self, data: bytes, header: tuple[str, ...]) -> Batch:
         import pyarrow as pa
 
+        from jaxsparse.arrow import reader_of
+
         if not data.strip():
             empty = pa.schema(list(csv_types(self.schema).items())).empty_table()
             return table_batch(empty, self.schema)
-        source = pa.BufferReader(data)
         return table_batch(
-            csv_table(source, self.schema, num_bytes=len(data), header=header), self.schema
+            csv_table(reader_of(data), self.schema, num_bytes=len(data), header=header), self.schema
         )
 
     def _good_lines(self, lines: Lines, bad: BadRows) -> bytes:

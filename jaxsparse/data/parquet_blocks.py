@@ -142,7 +142,11 @@ class ParquetReader:
         group, row = self._at
         if group != block.group or row > block.offset:
             self._pieces = self._file.iter_batches(
-                self._form.block_rows, row_groups=[block.group], columns=self._names
+                self._form.block_rows,
+                row_groups=[block.group],
+                columns=self._names,
+                # Of a remote file arrow's threads would hold Python's bytes: see `reader_of`.
+                use_threads=self._source.is_local,
             )
             self._waiting, self._at = None, (block.group, 0)
         try:

@@ -33,6 +33,13 @@ class Source:
     """Size of the file."""
 
     @property
+    def is_local(self) -> bool:
+        """Whether arrow itself reads the file, without Python."""
+        from pyarrow import fs
+
+        return isinstance(self.filesystem, fs.LocalFileSystem)
+
+    @property
     def name(self) -> str:
         """The last part of the path."""
         return PurePosixPath(self.location).name
