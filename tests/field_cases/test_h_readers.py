@@ -3,7 +3,7 @@
 
 Decided here: a dense x becomes log(1 + max(x, 0)) and a missing one 0; a missing category is a key
 of its own; "NA" is text like any other, hence no number; truncated files are errors under every
-policy. H08 does not arise: nothing is preprocessed, and indexing leaves no file behind.
+policy. Nothing is preprocessed, and indexing leaves no file behind (H08).
 Vocabularies (H10, H11) count nulls apart; of keys that came equally often the smaller is first.
 """
 
