@@ -2,8 +2,9 @@
 """Field cases are faults others met in systems of this kind; each has an id and tests named by it.
 
 ``test_c14_...`` tests row C14. The first letter is the theme: A bags, B ids, C optimizers,
-D meshes, F checkpoints, G metrics, H readers, I compiling. This file holds the list of rows that must have a
-test, so that none is lost when tests are renamed; the others need parts that are not built yet.
+D meshes, F checkpoints and data, G metrics, H readers, I compiling. This file holds the list of
+rows that must have a test, so that none is lost when tests are renamed; the others need parts that
+are not built yet.
 """
 
 from __future__ import annotations
