@@ -13,6 +13,10 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     flag = f"--xla_force_host_platform_device_count={NUM_DEVICES}"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
 
+from tests import program_cache  # noqa: E402 - imports no jax
+
+program_cache.start()
+
 import hypothesis  # noqa: E402 - the flags above are read when jax is imported
 import jax  # noqa: E402
 import pytest  # noqa: E402
