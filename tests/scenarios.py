@@ -98,7 +98,7 @@ def my_part(columns, step, index, count):
     return {name: cut(column) for name, column in columns.items()}, stop - start
 
 
-def exactness(mesh, index, count):
+def exactness(mesh, index, count, steps=range(len(SHARES))):
     """Several steps of lookup and update with uneven and empty shares."""
     emb = collection(mesh)
     state = emb.init(jax.random.key(3))
@@ -107,7 +107,7 @@ def exactness(mesh, index, count):
         values = rng.integers(-64, 65, (rows, emb.tables[name].embedding_dim)) / 64
         state = emb.write(state, name, np.arange(rows), values)
     told = {"acts": [], "weight_grads": [], "lengths": [], "shapes": []}
-    for step in range(len(SHARES)):
+    for step in steps:
         features, grads = samples(rng, sum(SHARES[step]))
         features, num_samples = my_part(features, step, index, count)
         grads, _ = my_part(grads, step, index, count)
