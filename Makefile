@@ -12,7 +12,7 @@ TEST_JOBS ?= 2
 TEST_ARGS ?=
 
 RUN := $(VENV)/bin/python -m
-PYTEST = $(RUN) pytest -n $(TEST_JOBS) $(TEST_ARGS)
+PYTEST = $(RUN) pytest -n $(TEST_JOBS) --dist worksteal $(TEST_ARGS)
 
 .PHONY: help train test test-slow test-all notebooks doctest lint types check format clean venv gpu-venv
 

@@ -95,10 +95,14 @@ def run_for_gpu(program: str, *arguments: str) -> str:
     """
     import pytest  # not in the compile environment, which imports this module too
 
+    from tests import program_cache
+
     python = os.environ.get(PYTHON_VARIABLE)
     if not python:
         pytest.skip(f"{PYTHON_VARIABLE} is not set; `make test-slow` makes the environment")
     environment = dict(os.environ)
+    # The compiler itself is what is asked, not what it said before.
+    environment.pop(program_cache.FOLDER, None)
     environment.update(
         # The compiler is there, CUDA's libraries are not: nothing may check for them or start it.
         JAX_SKIP_CUDA_CONSTRAINTS_CHECK="1",

@@ -15,6 +15,7 @@ import pytest
 
 import jaxsparse as js
 from tests import compiled_checks as checks
+from tests import program_cache
 from tests.combinations import make_mesh
 from tests.gpu_target import run_for_gpu
 
@@ -115,7 +116,8 @@ def compiled_fact(function, *, num_updates=1):
     """The fact of a function of a table ``[MIN_ROWS, 4]``, rows ``[8]`` and values ``[8, 4]``."""
     shapes = [((checks.MIN_ROWS, 4), np.float32), ((8,), np.int32), ((8, 4), np.float32)]
     arguments = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
-    compiled = jax.jit(function, donate_argnums=0).lower(*arguments).compile()
+    with program_cache.switched_off():
+        compiled = jax.jit(function, donate_argnums=0).lower(*arguments).compile()
     array = {"name": "table", "bytes": checks.MIN_ROWS * 16, "moved": True}
     return {
         "text": compiled.as_text(),
@@ -152,7 +154,8 @@ def test_the_check_finds_table_sized_work(bad):
 
 def test_the_check_finds_a_table_that_is_not_aliased():
     shape = jax.ShapeDtypeStruct((checks.MIN_ROWS, 4), np.float32)
-    compiled = jax.jit(lambda table: table.at[0].set(1)).lower(shape).compile()
+    with program_cache.switched_off():
+        compiled = jax.jit(lambda table: table.at[0].set(1)).lower(shape).compile()
     memory = compiled.memory_analysis()
     fact = {
         "text": compiled.as_text(),

@@ -17,7 +17,7 @@ import pytest
 import jaxsparse as js
 from jaxsparse import processes
 from jaxsparse.testing import assert_trees_equal
-from tests import job, scenarios
+from tests import job, program_cache, scenarios
 
 pytestmark = pytest.mark.slow
 
@@ -130,7 +130,7 @@ NUM_KILLS = 2 if int(os.environ.get("JAXSPARSE_KILLS", "3")) < 10 else None
 @pytest.mark.parametrize(("index", "moment"), list(dict.fromkeys(KILLS))[:NUM_KILLS])
 def test_killing_a_process_ends_the_job_within_a_minute(index, moment, tmp_path):
     start = time.monotonic()
-    environment = {**os.environ, "JOB_KILL": f"{index}:{moment}"}
+    environment = {**os.environ, **program_cache.ONLY_READ, "JOB_KILL": f"{index}:{moment}"}
     done = job.run([job.__file__, str(tmp_path), "mortal"], 2, 1, timeout=90, env=environment)
     assert time.monotonic() - start < 60
     assert done.returncode == 128 + signal.SIGKILL
@@ -140,7 +140,10 @@ def test_killing_a_process_ends_the_job_within_a_minute(index, moment, tmp_path)
 def test_killing_the_launcher_leaves_no_process_behind(tmp_path):
     command = [sys.executable, "-c", job.LAUNCH, "2", "1", sys.executable, job.__file__]
     with subprocess.Popen(
-        [*command, str(tmp_path), "mortal"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        [*command, str(tmp_path), "mortal"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **program_cache.ONLY_READ},
     ) as launcher:
         assert launcher.stderr is not None
         for line in launcher.stderr:

@@ -119,6 +119,8 @@ def main(folder: pathlib.Path, kills: int, seed: int) -> None:
     began = time.perf_counter()
     assert os.waitpid(start(folder / "whole"), 0)[1] == 0
     run_s = time.perf_counter() - began
+    # Those that follow are killed, perhaps while they write into a cache of compiled programs.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)
     in_saves = -(-kills // 3)
     faults = [
         rng.choice(["in_arrays", "before_manifest", "before_rename", "after_rename"])

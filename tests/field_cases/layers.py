@@ -152,9 +152,16 @@ class Sum(nnx.Module):
 DENSE_OPTIMIZER = optax.sgd(0.5)
 
 
+def _not_drawn(table):
+    """The table without random initial rows, which would be replaced: drawing takes long to
+    compile."""
+    return dataclasses.replace(table, initializer=js.constant(0.0))
+
+
 def trainer_on(devices, features, rows, exchange=None, **options):
     """A trainer of `Sum`, and its state with the given tables."""
     exchange = js.Exchange() if exchange is None else exchange
+    features = [dataclasses.replace(spec, table=_not_drawn(spec.table)) for spec in features]
     emb = js.EmbeddingCollection(features, mesh=mesh_of(devices), exchange=exchange)
     trainer = js.Trainer(Sum(), emb, optimizer=DENSE_OPTIMIZER, **options)
     state = trainer.init(jax.random.key(0))
