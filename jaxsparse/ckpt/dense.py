@@ -8,15 +8,17 @@ import logging
 import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 
 from jaxsparse.ckpt.blocks import Array, unreadable
 from jaxsparse.ckpt.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import orbax.checkpoint as ocp
 
 S = TypeVar("S")
 
@@ -70,6 +72,8 @@ def place_like(values: Mapping[str, Any], old: Mapping[str, jax.Array]) -> dict[
 
 def write_dense(path: Path, leaves: Mapping[str, Array]) -> None:
     """Writes arrays by name; those without elements are left to the manifest."""
+    import orbax.checkpoint as ocp
+
     tree = {_quote(name): leaf for name, leaf in leaves.items() if leaf.size}
     with _checkpointer() as checkpointer:
         checkpointer.save(path, args=ocp.args.PyTreeSave(tree))
@@ -85,6 +89,8 @@ def read_dense(path: Path, wanted: Mapping[str, list[Any]]) -> dict[str, Array]:
     Raises:
         DamagedError: one cannot be read.
     """
+    import orbax.checkpoint as ocp
+
     shapes = {name: (tuple(shape), np.dtype(dtype)) for name, (shape, dtype) in wanted.items()}
     leaves = {name: np.zeros(*kind) for name, kind in shapes.items()}
     item = {_quote(name): leaf for name, leaf in leaves.items() if leaf.size}
@@ -145,6 +151,8 @@ def _quote(name: str) -> str:
 
 
 def _checkpointer() -> ocp.Checkpointer:
+    import orbax.checkpoint as ocp  # a quarter of a second, which runs without saves do not need
+
     # Each process for itself: those of the tables agree elsewhere. OCDBT compresses at a sixth of
     # the disk's speed, which small arrays do not feel, and saves two files for each of them.
     here = jax.process_index()
