@@ -45,6 +45,7 @@ from jaxsparse.train import (
     FitResult,
     KeepBest,
     PackedBatch,
+    ProfileSteps,
     StreamingAUC,
     Trainer,
     TrainState,
@@ -75,6 +76,7 @@ __all__ = [
     "PackedBatch",
     "PackedIds",
     "Plan",
+    "ProfileSteps",
     "Ragged",
     "Residuals",
     "RowGrads",
@@ -98,3 +100,8 @@ __all__ = [
     "sum_grads",
     "uniform",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names: submodules that imports have left here are not."""
+    return __all__

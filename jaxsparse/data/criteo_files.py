@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from jaxsparse.data.bad_rows import OnBadRow, check_on_bad_row
@@ -63,8 +64,10 @@ class CriteoFiles:
     def stream(self, split: str, batch_size: int, **options: Any) -> StreamDataset | None:
         """The dataset of a split, None where it names no files; options as `stream_files`."""
         paths = self.paths(split)
-        if not paths:
-            return None
+        return self.open(paths, batch_size, **options) if paths else None
+
+    def open(self, paths: Sequence[str], batch_size: int, **options: Any) -> StreamDataset:
+        """The dataset of files that need not be the run's."""
         return stream_criteo(
             paths,
             batch_size,

@@ -20,7 +20,7 @@ class Totals:
         self.metrics: dict[str, BinaryMetrics] = {}
         self.not_binary: set[str] = set()
         self.loss = self.weight = 0.0
-        self.num_samples = 0
+        self.num_samples = self.num_weightless = 0
 
     def add(self, batch: Batch, logits: Any, losses: npt.NDArray[np.float32]) -> None:
         """Adds a batch: logits and losses ``[B]`` on the host, without padding."""
@@ -28,6 +28,7 @@ class Totals:
         self.loss += float(np.sum(np.where(weights > 0, losses, 0) * weights))
         self.weight += float(np.sum(weights))
         self.num_samples += int(np.sum(weights > 0))
+        self.num_weightless += int(np.sum(weights == 0))
         for task, (scores, labels) in _by_task(logits, batch.labels).items():
             if np.isin(labels[weights > 0], (0, 1)).all():
                 self.metrics.setdefault(task, BinaryMetrics()).update(scores, labels, weights)
@@ -42,10 +43,16 @@ class Totals:
         self.loss += other.loss
         self.weight += other.weight
         self.num_samples += other.num_samples
+        self.num_weightless += other.num_weightless
 
     def result(self) -> dict[str, Any]:
         """The metrics; raises where there were no samples."""
         if self.num_samples == 0:
+            if self.num_weightless:
+                raise ValueError(
+                    f"evaluate: all {self.num_weightless} samples have weight 0: there is nothing "
+                    "to take a mean of"
+                )
             raise ValueError("evaluate: the dataset has no samples")
         result: dict[str, Any] = {"loss": self.loss / self.weight, "num_samples": self.num_samples}
         for task, metric in self.metrics.items():

@@ -18,6 +18,7 @@ from jaxsparse.train.batches import Dataset, OnBadSample, PackedBatch, admit, un
 from jaxsparse.train.callbacks import Callback, FitEvent
 from jaxsparse.train.feed import START, Ahead, Feed
 from jaxsparse.train.lockstep import Lockstep
+from jaxsparse.train.profiling import ProfileSteps
 from jaxsparse.train.report import Reporter, Window
 from jaxsparse.train.run_state import (
     my_position,
@@ -54,6 +55,7 @@ class FitLoop:
     log_every: int
 
     checkpoint: CheckpointManager | None = None
+    profile: ProfileSteps | None = None
 
     def __post_init__(self) -> None:
         """Starts at the state's step."""
@@ -129,6 +131,8 @@ class FitLoop:
             # The step before runs while this batch is packed; only now is it waited for.
             self._finish_pending()
             self._book(feed, batch)
+            if self.profile is not None:
+                self.profile.at(self.done)
             self.state, outcome = train_step(self.program, self.state, device_batch)
             self.pending = (batch, outcome)
             self.done += 1
@@ -137,6 +141,8 @@ class FitLoop:
             if self._ends(steps):
                 break
         self._finish_pending()
+        if self.profile is not None:
+            self.profile.at(self.done)
         # Only a save has to know, and to fetch one batch more may take its time.
         if item is None or (self.checkpoint is not None and not ahead.has_more()):
             self.pass_ended = True

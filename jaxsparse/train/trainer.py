@@ -27,7 +27,9 @@ from jaxsparse.train.callbacks import Callback
 from jaxsparse.train.evaluation import Totals
 from jaxsparse.train.fit import FitLoop
 from jaxsparse.train.lockstep import Lockstep
-from jaxsparse.train.report import FitResult, Reporter
+from jaxsparse.train.profiling import ProfileSteps
+from jaxsparse.train.report import Reporter
+from jaxsparse.train.result import FitResult
 from jaxsparse.train.run_state import Resume, step_to_resume
 from jaxsparse.train.signals import on_sigterm
 from jaxsparse.train.state import TrainState
@@ -173,6 +175,8 @@ class Trainer:
         checkpoint: CheckpointManager | None = None,
         resume: Resume = "auto",
         metrics_path: str | Path | None = None,
+        events_folder: str | Path | None = None,
+        profile: ProfileSteps | None = None,
         progress: bool = True,
     ) -> FitResult:
         """Trains until a global step or for some epochs.
@@ -197,6 +201,9 @@ class Trainer:
                 ``state()`` and ``restore()`` has to yield the same batches again for that.
             metrics_path: JSON lines file the rows are appended to, by process 0; what a killed
                 run wrote after the save it is taken up from is cut off first.
+            events_folder: the rows go there as TensorBoard events too, by process 0; a run that is
+                taken up writes one more file.
+            profile: steps to trace; each process its own.
             progress: show progress on stderr, that of process 0.
 
         In several processes a collective: each passes its share of the data and the same other
@@ -235,10 +242,11 @@ class Trainer:
             old_rows = (restored.run if restored else None) or {}
         tells = not is_shared(self.emb.mesh) or jax.process_index() == 0
         path = None if metrics_path is None or not tells else Path(metrics_path)
+        events = None if events_folder is None or not tells else Path(events_folder)
         total = steps if steps is not None else _known_steps(dataset, epochs)
         self._lockstep.stop_requested = self._lockstep.stop_agreed = False
         with (
-            Reporter(total, path, progress and tells, old_rows) as reporter,
+            Reporter(total, path, progress and tells, old_rows, events) as reporter,
             on_sigterm(self.request_stop if checkpoint is not None else None),
         ):
             loop = FitLoop(
@@ -254,6 +262,7 @@ class Trainer:
                 eval_every=eval_every,
                 log_every=log_every,
                 checkpoint=checkpoint,
+                profile=profile,
             )
             if restored is not None:
                 _tell_of(reporter, restored)
@@ -266,6 +275,9 @@ class Trainer:
                 error.train_state = loop.state  # type: ignore[attr-defined]
                 error.add_note("the state before the step that failed is error.train_state")
                 raise
+            finally:
+                if profile is not None:
+                    profile.close()
             if checkpoint is not None:
                 checkpoint.wait()
         return FitResult(loop.state, reporter.history, loop.interrupted)
@@ -311,11 +323,20 @@ class Trainer:
         """
         parts = [
             jax.tree.map(lambda x: np.asarray(self.link(x)), logits)
-            for _, logits, _ in self._forward(state, dataset)
+            for logits in self.logits(state, dataset)
         ]
         if not parts:
             return np.empty(0, np.float32)
         return jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
+
+    def logits(self, state: TrainState, dataset: Iterable[Batch]) -> Iterator[Any]:
+        """Logits of every batch, in order, as it comes: `predict` for data larger than memory.
+
+        Yields:
+            ``[b]`` float32 numpy, or a dict of them for a model with several tasks.
+        """
+        for _, logits, _ in self._forward(state, dataset):
+            yield logits
 
     def _admitted(self, dataset: Dataset) -> Iterator[Batch]:
         """What the policy for bad samples leaves of the batches."""

@@ -20,6 +20,7 @@ from jaxsparse.models import DLRM
 ROWS, BATCH, USERS, ITEMS = 203, 16, 211, 37
 TIMES = {
     "samples_per_s",
+    "samples_per_s_p50",
     "step_ms_p50",
     "step_ms_p95",
     "step_ms_max",

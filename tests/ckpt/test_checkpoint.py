@@ -207,7 +207,7 @@ def test_no_checkpoint_or_an_unreadable_one(tmp_path: pathlib.Path) -> None:
         restore_state(tmp_path / "none", emb, state)
     path = save_state(tmp_path / "1", emb, state)
     edit(path, lambda manifest: manifest.update(format=99))
-    with pytest.raises(CheckpointError, match=r"1: has format 99, this version reads 2"):
+    with pytest.raises(CheckpointError, match=r"1: has format 99, this version reads 3"):
         restore_state(path, emb, state)
     (path / "manifest.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"manifest\.json: cannot be read: Expecting"):

@@ -166,10 +166,13 @@ def test_train_without_a_file_runs_the_synthetic_example(
     best, reached = (f"{done.result[name]:.4f}"[1:] for name in ("best_auc", "auc"))
     assert f"best reachable AUC {best}   reached {reached}" in done.out.splitlines()[-2]
     assert "2,000 rows to train on, 500 to judge by" in done.err
-    assert "train step       8" in done.err
-    assert sorted(p.name for p in folder.iterdir()) == [
+    assert "train step       8/8" in done.err
+    left = sorted(p.name for p in folder.iterdir())
+    (events,) = [name for name in left if name.startswith("events.out.tfevents.")]
+    assert left == [
         "checkpoints",
         "config.toml",
+        events,
         "metrics.jsonl",
         "training.png",
     ]
@@ -296,9 +299,13 @@ def test_check_agrees_and_names_every_leaf(
 ) -> None:
     assert run("check", str(files), *sets(f"data.dir={files.parent}")) == 0
     out = capsys.readouterr().out
+    assert not re.search(r"0\.00e\+00 +0\.00e\+00", out), "what did not change is counted"
+    assert re.search(r"^\d+ more that the steps did not change, equal on both$", out, re.M)
     for leaf in ("tables/user/rows", "tables/thing/slot.accumulator", "dense/params.logit.kernel"):
         assert re.search(rf"^{re.escape(leaf)} +[0-9.e+-]+ +[0-9.e+-]+ +[0-9.e+-]+$", out, re.M)
-    assert re.search(r"1 and 3 devices: all \d+ leaves agree within 0.001 of their change", out)
+    assert re.search(
+        r"1 device and 3 devices: all \d+ leaves agree within 0.001 of their change", out
+    )
 
 
 def test_check_fails_where_a_mesh_loses_something(
@@ -314,7 +321,9 @@ def test_check_fails_where_a_mesh_loses_something(
 
     monkeypatch.setattr(jaxsparse.cli.check, "state_leaves", spoil)
     assert run("check", str(files), *sets(f"data.dir={files.parent}")) == 1
-    message = "1 and 3 devices: differ by more than 0.001 of their change: tables/user/rows\n"
+    message = (
+        "1 device and 3 devices: differ by more than 0.001 of their change: tables/user/rows\n"
+    )
     assert capsys.readouterr().out.endswith(message)
 
 
@@ -372,7 +381,6 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ("mesh.devices=9", "mesh.devices: 9 asked for, 8 there; --devices forces that many CPU"),
         ("mesh.nodes=3", "make_mesh: nodes must divide the number of devices 8, got 3"),
         ("data.config.num_dense=-1", "data.config: SyntheticConfig: num_dense must be >= 0"),
-        ("epochs", "--set 'epochs': expected section.key=value"),
     ],
 )
 def test_a_wrong_configuration_is_refused(
@@ -480,7 +488,7 @@ def test_run_folders_that_cannot_serve(
     )
     assert refused(capsys, "train", "--run-dir", str(folder), "--set", *SMALL) == message
     pathlib.Path("file").write_text("")
-    message = "file: cannot be written: File exists"
+    message = "file: is a file, expected a folder or a name for a new one"
     assert refused(capsys, "train", "--run-dir", "file", "--set", *SMALL) == message
     message = "none: is not the folder of a run (config.toml is missing)"
     assert refused(capsys, "eval", "none") == message
@@ -500,7 +508,10 @@ def test_check_needs_two_devices(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_devices_that_cannot_be_forced(capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(capsys, "check", "--devices", "0") == "--devices: must be >= 1, got 0"
-    assert refused(capsys, "plan", "--devices", "0") == "--devices: must be >= 1, got 0"
+    message = "--devices: must be in 1..65,536, got 0"
+    assert refused(capsys, "plan", "--devices", "0") == message
+    message = "--devices: must be in 1..65,536, got 1,000,000,000"
+    assert refused(capsys, "plan", "--devices", "1000000000") == message
     message = "--devices: 9 asked for, but jax has started with 8"
     assert refused(capsys, "check", "--devices", "9") == message
 
@@ -518,7 +529,7 @@ def test_anything_unforeseen_is_a_failure_with_its_traceback(
     def fail(*_: object) -> int:
         raise RuntimeError("unforeseen")
 
-    monkeypatch.setattr("jaxsparse.cli.command.run_plan", fail)
+    monkeypatch.setattr("jaxsparse.cli.commands.run_plan", fail)
     assert run("plan") == 1
     assert "Traceback" in capsys.readouterr().err
 
@@ -537,7 +548,7 @@ def test_check_forces_devices_in_a_process_of_its_own(
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert "1 and 4 devices: all" in done.stdout
+    assert "1 device and 4 devices: all" in done.stdout
 
 
 @pytest.mark.parametrize(
