@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from jaxsparse.processes import gather
 from jaxsparse.train.event_file import EventFile
@@ -157,10 +158,10 @@ class Reporter:
         self._progress = progress
         self._plain = progress and not console.is_terminal
         self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
+            # Where the terminal is narrow the bar gives way, not the numbers.
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
             TextColumn("{task.fields[told]}"),
             console=console,
             disable=not progress or self._plain,

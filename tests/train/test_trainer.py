@@ -511,6 +511,9 @@ def test_evaluate_leaves_out_batches_without_samples(trainer):
     assert trainer.evaluate(state, [empty, BATCHES[0]]) == trainer.evaluate(state, BATCHES[:1])
     with pytest.raises(ValueError, match="evaluate: the dataset has no samples"):
         trainer.evaluate(state, [empty])
+    weightless = dataclasses.replace(BATCHES[0], weights=np.zeros(BATCHES[0].num_samples))
+    with pytest.raises(ValueError, match=r"evaluate: all \d+ samples have weight 0: there is noth"):
+        trainer.evaluate(state, [weightless])
 
 
 def test_labels_that_are_no_classes_have_a_loss_and_no_auc(trainer):
