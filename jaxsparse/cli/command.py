@@ -23,9 +23,10 @@ from jaxsparse.cli.inspect_run import run_inspect
 from jaxsparse.cli.launch import run_launch, split_command
 from jaxsparse.cli.move_rows import run_export, run_import
 from jaxsparse.cli.plan import run_plan
+from jaxsparse.cli.splits import bad_row_assignment
 from jaxsparse.cli.train import run_train
 from jaxsparse.config import ConfigError
-from jaxsparse.data import DataError
+from jaxsparse.data import DataError, OnBadRow
 from jaxsparse.train.run_state import Resume
 
 DONE, FAILED, BAD_INPUT = 0, 1, 2
@@ -38,6 +39,10 @@ Assignments = Annotated[
 ]
 Devices = Annotated[
     int | None, arg(help="Force this many CPU devices instead of using the devices there are.")
+]
+BadRowPolicy = Annotated[
+    OnBadRow | None,
+    arg(help="Rows of files that cannot be used end the run, or are counted and left out."),
 ]
 Json = Annotated[bool, FlagCreatePairsOff, arg(help="Print the JSON line only.")]
 
@@ -100,6 +105,7 @@ def _train(
     assignments: Assignments = (),
     run_dir: str | None = None,
     resume: Resume = "never",
+    on_bad_row: BadRowPolicy = None,
     allow_new: Annotated[bool, FlagCreatePairsOff] = False,
     devices: Devices = None,
     json: Json = False,
@@ -116,7 +122,7 @@ def _train(
     _start(devices)
     return run_train(
         run,
-        _flat(assignments),
+        _flat(assignments) + bad_row_assignment(on_bad_row),
         run_dir=run_dir,
         resume=resume,
         allow_new=allow_new,
@@ -128,6 +134,7 @@ def _eval(
     run_dir: Positional[str],
     /,
     assignments: Assignments = (),
+    on_bad_row: BadRowPolicy = None,
     devices: Devices = None,
     json: Json = False,
 ) -> int:
@@ -137,7 +144,8 @@ def _eval(
         run_dir: Folder that train left.
     """
     _start(devices)
-    return run_eval(run_dir, _flat(assignments), only_json=json)
+    given = _flat(assignments) + bad_row_assignment(on_bad_row)
+    return run_eval(run_dir, given, only_json=json)
 
 
 def _plan(run: RunFile = None, /, assignments: Assignments = (), devices: int | None = None) -> int:

@@ -20,7 +20,14 @@ from jaxsparse.cli.run_folder import (
     share_run_folder,
 )
 from jaxsparse.cli.splits import Split, check_files, load_final_split, load_split
-from jaxsparse.cli.tell import final_metrics, print_json, print_result, tell
+from jaxsparse.cli.tell import (
+    final_metrics,
+    print_json,
+    print_result,
+    skipped_rows,
+    tell,
+    tell_skipped,
+)
 from jaxsparse.distributed import is_first
 from jaxsparse.train import FitResult, KeepBest, Trainer, TrainState
 from jaxsparse.train.run_state import Resume
@@ -65,8 +72,11 @@ def run_train(
         print_json({"step": step, "interrupted": True}, folder)
         return 0
     result = final_metrics(trainer, state, final)
-    speeds = [row["samples_per_s"] for row in fit.history if row["kind"] == "train"]
-    result["samples_per_s"] = statistics.median(speeds)
+    for name in ("samples_per_s", "input_wait"):
+        told = [row[name] for row in fit.history if row["kind"] == "train"]
+        result[name] = statistics.median(told)
+    if train.skips:
+        result["skipped_rows"] = skipped_rows(train, valid, final)
     print_result(result, folder, only_json)
     return 0
 
@@ -77,6 +87,8 @@ def _load(config: RunConfig, features: Any) -> tuple[Split, Split | None, Split]
     valid = load_split(config, "valid", features)
     final = load_final_split(config, features)
     tell(f"{train.dataset.num_rows:,} rows to train on, {final.dataset.num_rows:,} to judge by")
+    for split in {split.name: split for split in (train, valid, final) if split}.values():
+        tell_skipped(split)
     return train, valid, final
 
 
