@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 
+from jaxsparse.data import OnBadRow
+
 
 def option(metavar: str | None = None, text: str | None = None, name: str | None = None) -> Any:
     """An argument that may be left out: its help says what happens then."""
@@ -46,6 +48,13 @@ Checkpoint = Annotated[
     option(
         "latest|best|STEP",
         "Which save; default the latest, with train.keep_best the best.",
+    ),
+]
+BadRowPolicy = Annotated[
+    OnBadRow | None,
+    option(
+        "error|skip",
+        "Rows of files that cannot be used end the run, or are counted and left out.",
     ),
 ]
 Step = Annotated[int | None, option("STEP")]

@@ -11,6 +11,7 @@ from tyro.conf import Positional, arg
 from jaxsparse import distributed
 from jaxsparse.cli.arguments import (
     Assignments,
+    BadRowPolicy,
     Checkpoint,
     Devices,
     Flag,
@@ -29,7 +30,7 @@ from jaxsparse.cli.launch import run_launch
 from jaxsparse.cli.move_rows import run_export, run_import
 from jaxsparse.cli.plan import run_plan
 from jaxsparse.cli.predict import run_predict
-from jaxsparse.cli.splits import SplitName
+from jaxsparse.cli.splits import SplitName, bad_row_assignment
 from jaxsparse.cli.train import run_train
 from jaxsparse.config import ConfigError
 from jaxsparse.train.run_state import Resume
@@ -56,6 +57,7 @@ def _train(
     assignments: Assignments = (),
     run_dir: NewRunDir = None,
     resume: Resume = "never",
+    on_bad_row: BadRowPolicy = None,
     allow_new: Flag = False,
     profile: Annotated[str | None, option("START:STOP")] = None,
     devices: Devices = None,
@@ -75,7 +77,7 @@ def _train(
     _start(devices)
     return run_train(
         run,
-        assignments,
+        [*assignments, *bad_row_assignment(on_bad_row)],
         run_dir=run_dir,
         resume=resume,
         allow_new=allow_new,
@@ -89,6 +91,7 @@ def _eval(
     /,
     checkpoint: Checkpoint = None,
     assignments: Assignments = (),
+    on_bad_row: BadRowPolicy = None,
     devices: Devices = None,
     json: Json = False,
 ) -> int:
@@ -97,7 +100,8 @@ def _eval(
     Example: jaxsparse eval runs/a --set data.test=other.csv
     """
     _start(devices)
-    return run_eval(run_dir, assignments, checkpoint=checkpoint, only_json=json)
+    given = [*assignments, *bad_row_assignment(on_bad_row)]
+    return run_eval(run_dir, given, checkpoint=checkpoint, only_json=json)
 
 
 def _predict(

@@ -14,14 +14,13 @@ import numpy.typing as npt
 
 from jaxsparse.ckpt import restore_state
 from jaxsparse.cli.resolve import config_errors, make_collection, make_trainer, resolve
-from jaxsparse.cli.run_config import FileData, RunConfig, SyntheticData, load_config
+from jaxsparse.cli.run_config import RunConfig, SyntheticData, load_config
 from jaxsparse.cli.run_folder import choose_checkpoint, find_config
-from jaxsparse.cli.splits import SplitName, load_split
+from jaxsparse.cli.splits import SplitName, limited, load_split
 from jaxsparse.cli.table_file import check_table_file, write_table
 from jaxsparse.cli.tell import print_json, tell
 from jaxsparse.config import ConfigError
-from jaxsparse.data import Batch, ColumnSchema, CriteoFiles, FeatureColumn, stream_files
-from jaxsparse.hashing import Identity
+from jaxsparse.data import Batch, ColumnFiles
 from jaxsparse.specs import FeatureSpec
 from jaxsparse.train import Trainer, TrainState
 
@@ -107,31 +106,13 @@ def _data(
     found = next((name for name in names if config.data.paths(name)), None)
     if found is None and not files:
         raise ConfigError(f"data.{' and data.'.join(names)}: nothing there to predict")
-    paths = list(files) or [str(path) for path in config.data.paths(str(found))]
-    size = config.train.eval_batch_size
-    stream: Any
-    if isinstance(config.data, CriteoFiles):
-        stream = dataclasses.replace(config.data, on_bad_row="error").open(paths, size)
-    else:
-        stream = stream_files(paths, _schema(config.data, features), size)
-    return ", ".join(files) or str(found), stream
-
-
-def _schema(data: FileData, features: Sequence[FeatureSpec]) -> ColumnSchema:
-    """Without label and weight, and with the keys that tables take, so that lines are named."""
-    columns = data.columns.feature_columns()
-    limited: dict[str, str | FeatureColumn] = {
-        spec.name: _limited(columns[spec.name], spec) for spec in features
-    }
-    return dataclasses.replace(data.columns, label=None, weight=None, features=limited)
-
-
-def _limited(column: FeatureColumn, spec: FeatureSpec) -> FeatureColumn:
-    keys = spec.table.keys
-    is_limited = isinstance(keys, Identity) and keys.out_of_range == "error"
-    if not is_limited or column.type != "integer" or spec.padding_id is not None:
-        return column
-    return dataclasses.replace(column, limit=spec.table.vocabulary_size)
+    # A row that is left out would shift all behind it.
+    data = dataclasses.replace(config.data, on_bad_row="error")
+    if isinstance(data, ColumnFiles):
+        schema = dataclasses.replace(data.columns, label=None, weight=None)
+        data = dataclasses.replace(data, columns=limited(schema, features))
+    paths = list(files) or data.paths(str(found))
+    return ", ".join(files) or str(found), data.open(paths, config.train.eval_batch_size)
 
 
 def _columns(trainer: Trainer, state: TrainState, dataset: Iterator[Batch]) -> Iterator[Columns]:

@@ -22,7 +22,14 @@ from jaxsparse.cli.run_folder import (
     share_run_folder,
 )
 from jaxsparse.cli.splits import Split, check_files, load_final_split, load_split
-from jaxsparse.cli.tell import final_metrics, print_json, print_result, tell
+from jaxsparse.cli.tell import (
+    final_metrics,
+    print_json,
+    print_result,
+    skipped_rows,
+    tell,
+    tell_skipped,
+)
 from jaxsparse.config import ConfigError
 from jaxsparse.distributed import is_first
 from jaxsparse.train import FitResult, KeepBest, ProfileSteps, Trainer, TrainState
@@ -77,8 +84,12 @@ def run_train(
         tell(f"interrupted and saved at step {step:,}; go on with --resume must")
         print_json({"step": step, "interrupted": True}, folder)
         return 0
-    result = final_metrics(trainer, state, final)
+    with config_errors(source):  # such as weights that are all 0
+        result = final_metrics(trainer, state, final)
     result["samples_per_s"] = fit.samples_per_s
+    result["input_wait"] = fit.input_wait
+    if train.skips:
+        result["skipped_rows"] = skipped_rows(train, valid, final)
     _draw(fit, folder, final=result, best_auc=final.best_auc)
     print_result(result, folder, only_json)
     return 0
@@ -90,6 +101,8 @@ def _load(config: RunConfig, features: Any) -> tuple[Split, Split | None, Split]
     valid = load_split(config, "valid", features)
     final = load_final_split(config, features)
     tell(f"{train.dataset.num_rows:,} rows to train on, {final.dataset.num_rows:,} to judge by")
+    for split in {split.name: split for split in (train, valid, final) if split}.values():
+        tell_skipped(split)
     return train, valid, final
 
 

@@ -12,6 +12,7 @@ where bad ones are skipped, so that all processes know how many are left without
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -77,6 +78,7 @@ class StreamDataset:
         ]
         self._run_lengths = [len(run) for run in runs]
         self._blocks = [block for run in runs for block in run]
+        self._num_rows = sum(block.num_rows for _, block in self._blocks)
         self._epoch = 0  # of the next batch, which is batch number _offset of it
         self._offset = 0
         self._restored = False
@@ -89,7 +91,7 @@ class StreamDataset:
     @property
     def num_rows(self) -> int:
         """Rows of all files, without those that are skipped."""
-        return sum(file.index.num_rows for file in self._files)
+        return self._num_rows
 
     @property
     def files(self) -> list[str]:
@@ -123,7 +125,7 @@ class StreamDataset:
 
     def state(self) -> State:
         """Position after the last batch that was yielded, and what it depends on; plain json."""
-        return {"epoch": self._epoch, "offset": self._offset, **self._identity()}
+        return {"epoch": self._epoch, "offset": self._offset, **self._facts}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Lets the next ``iter()`` go on from a `state`, of this process or another.
@@ -131,10 +133,10 @@ class StreamDataset:
         Raises:
             ValueError: the state is of other files, another batch size or another order.
         """
-        missing = sorted({"epoch", "offset", *self._identity()} - set(state))
+        missing = sorted({"epoch", "offset", *self._facts} - set(state))
         if missing:
             raise ValueError(f"the state of the dataset lacks {missing}")
-        for name, here in self._identity().items():
+        for name, here in self._facts.items():
             if state[name] != here:
                 raise ValueError(
                     f"the state was saved with {name}={state[name]}, but this dataset has "
@@ -147,8 +149,11 @@ class StreamDataset:
             )
         self._epoch, self._offset, self._restored = epoch, offset, True
 
-    def _identity(self) -> State:
-        """What the batches depend on. Files may have moved, but not changed their lengths."""
+    @functools.cached_property
+    def _facts(self) -> State:
+        """What the batches depend on; once, as there may be a million blocks. Files may have
+        moved, but not changed their lengths.
+        """
         names = "\n".join(f"{file.source.name} {file.source.num_bytes}" for file in self._files)
         counts = [block.num_rows for _, block in self._blocks]
         digest = xxhash.xxh3_64(names.encode() + np.asarray(counts, "<i8").tobytes())

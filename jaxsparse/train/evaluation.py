@@ -1,15 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `Trainer.evaluate` adds up."""
+"""The forward pass over a whole dataset, and what `Trainer.evaluate` adds up."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from jaxsparse.data.batch import Batch
+from jaxsparse.data.prefetch import Prefetcher
+from jaxsparse.train.batches import Dataset, unpad
+from jaxsparse.train.feed import check_prefetch
+from jaxsparse.train.lockstep import Lockstep, Ready
 from jaxsparse.train.metrics import BinaryMetrics
+from jaxsparse.train.state import TrainState
+from jaxsparse.train.step import StepProgram, eval_step
+
+Admit = Callable[[Batch], Batch | None]
+Outcomes = Generator[tuple[Batch, Any, npt.NDArray[np.float32]], None, None]
+
+
+def forward(
+    program: StepProgram,
+    lockstep: Lockstep,
+    state: TrainState,
+    dataset: Dataset,
+    admit: Admit | None,
+    prefetch: int,
+) -> Outcomes:
+    """This process's batches with their logits and losses on the host, without padding.
+
+    Close it: batches are made ready on a thread.
+
+    Args:
+        program: of the step.
+        lockstep: ships the batches.
+        state: the state.
+        dataset: iterated once.
+        admit: what is left of a batch, None for nothing; None leaves all as they are.
+        prefetch: batches made ahead; 0 makes each when it is needed.
+    """
+    check_prefetch(prefetch)
+
+    def ready(batch: Batch) -> Ready | None:
+        kept = admit(batch) if admit and batch.num_samples else batch
+        return lockstep.ready(kept) if kept and kept.num_samples else None
+
+    made = Prefetcher(dataset, ready, depth=prefetch) if prefetch else map(ready, dataset)
+    try:
+        for batch, packed in lockstep.batches(item for item in made if item is not None):
+            outcome = eval_step(program, state, packed)
+            if batch.num_samples:
+                logits, losses = unpad(outcome, batch.num_samples)
+                yield batch, logits, losses
+    finally:
+        if isinstance(made, Prefetcher):
+            made.close()
 
 
 class Totals:

@@ -109,6 +109,7 @@ class Window:
             "step_ms_max": float(times.max()),
             "save_ms": self.save_ms,
             "input_ms": self.input_ms / len(times),
+            "input_wait": self.input_ms / float(times.sum()),
             "device_bytes": device_bytes,
             "skipped_batches": sum(skipped),
             "dropped_samples": sum(dropped),
@@ -223,13 +224,13 @@ def _cut_rows(path: Path, size: int | None, history: History) -> None:
 
 
 def describe_row(row: dict[str, Any]) -> str:
-    """Loss, AUC, samples/s and input wait of a row, for people."""
+    """Loss, AUC, samples/s and the share of time that input was waited for, for people."""
     parts = []
     for name, form in (("loss", ".4f"), ("auc", ".4f"), ("samples_per_s", ",.0f")):
         if name in row and not math.isnan(row[name]):
             parts.append(f"{name.replace('_per_s', '/s')} {row[name]:{form}}")
-    if "input_ms" in row:
-        parts.append(f"input {row['input_ms']:.1f} ms")
+    if "input_wait" in row and not math.isnan(row["input_wait"]):
+        parts.append(f"input wait {row['input_wait']:.0%}")
     return "  ".join(parts)
 
 

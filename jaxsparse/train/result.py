@@ -46,8 +46,16 @@ class FitResult:
     def samples_per_s(self) -> float:
         """Samples a second at the median step: compiling and saving do not count; nan without
         steps."""
-        speeds = [row["samples_per_s_p50"] for row in self.history if row["kind"] == "train"]
-        return statistics.median(speeds) if speeds else math.nan
+        return self._median("samples_per_s_p50")
+
+    @property
+    def input_wait(self) -> float:
+        """Share of the time that input was waited for, the median of the rows; nan without."""
+        return self._median("input_wait")
+
+    def _median(self, name: str) -> float:
+        values = [row[name] for row in self.history if row["kind"] == "train"]
+        return statistics.median(values) if values else math.nan
 
     def plot(
         self,

@@ -26,6 +26,7 @@ TIMES = {
     "step_ms_max",
     "save_ms",
     "input_ms",
+    "input_wait",
     "device_bytes",
 }
 

@@ -225,7 +225,7 @@ def test_the_config_of_a_run_is_complete_and_runs_again_alike(
     }
     again = captured("train", str(folder / "config.toml"), "--run-dir", "again")
     assert again.code == 0
-    changing = {"run_dir": "", "samples_per_s": 0}
+    changing = {"run_dir": "", "samples_per_s": 0, "input_wait": 0}
     assert {**again.result, **changing} == {**done.result, **changing}
 
 
@@ -422,8 +422,8 @@ def test_a_missing_data_file_is_named(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("0,1,20,0.5", "train.csv: line 602: feature 'thing': key 20 is outside 0..19 of table"),
-        ("0,-1,2,0.5", "train.csv: line 602: feature 'user': key -1 is outside 0..19 of table"),
+        ("0,1,20,0.5", "train.csv, line 602: feature column 'item' must be in 0..19, got '20'"),
+        ("0,-1,2,0.5", "train.csv, line 602: feature column 'user' must be in 0..19, got '-1'"),
         ("2,1,2,0.5", "label"),
         ("0,1,2", "line 602"),
         ("0,1,2,nan", "age"),
@@ -449,7 +449,8 @@ def test_the_bag_of_a_bad_key_is_named(
         "data.valid=valid.csv",
         "data.columns.features.thing={column='item', separator='|'}",
     )
-    message = "train.csv: line 4: feature 'thing': key 20 is outside 0..19 of table 'thing'"
+    message = "train.csv, line 4: feature column 'item' must be keys between '|', each in 0..19, "
+    message += "got '5|20|6'"
     assert message in refused(capsys, "train", str(files), *options)
     assert run("train", str(files), *options, "--set", "features.thing.padding_id=20") == 0
     options += sets("tables.thing.keys={kind='identity', out_of_range='ignore'}")
@@ -461,9 +462,10 @@ def test_strings_need_hashed_keys(files: pathlib.Path, capsys: pytest.CaptureFix
         f"data.dir={files.parent}", "data.columns.features.thing={column='item', type='string'}"
     )
     message = refused(capsys, "train", str(files), *options)
-    assert "feature 'thing': keys such as '" in message
-    assert "are not integers and table 'thing' takes them as rows" in message
-    assert message.endswith('set its keys = { kind = "hashed" }')
+    assert message.endswith(
+        "feature 'thing': its keys are strings, and table 'thing' takes integers as rows; "
+        'set its keys = { kind = "hashed" }'
+    )
     assert run("train", str(files), *options, *sets("tables.thing.keys={kind='hashed'}")) == 0
 
 
