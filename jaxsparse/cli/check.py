@@ -64,7 +64,7 @@ def run_check(
     start, alone = _train(config, embs[0], batches)
     _, together = _train(config, embs[1], batches)
     differences = compare(start, alone, together)
-    return report(differences, tolerance, count, only_json)
+    return report(differences, tolerance, count, only_json=only_json)
 
 
 def _train(config: RunConfig, emb: Any, batches: Sequence[Batch]) -> tuple[Leaves, Leaves]:
@@ -119,7 +119,7 @@ def _largest(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
 
 
 def report(
-    differences: Sequence[Difference], tolerance: float, num_devices: int, only_json: bool
+    differences: Sequence[Difference], tolerance: float, num_devices: int, *, only_json: bool
 ) -> int:
     """Prints the table and the verdict, or both as JSON; returns the exit code."""
     bad = [d.leaf for d in differences if not d.share <= tolerance]
@@ -138,7 +138,7 @@ def report(
 def _print_table(differences: Sequence[Difference]) -> None:
     """Leaves that neither changed nor differ are counted."""
     shown = [d for d in differences if d.largest or d.change]
-    width = max((len(d.leaf) for d in shown), default=4)
+    width = max([len("leaf"), *(len(d.leaf) for d in shown)])
     print(f"{'leaf':{width}}  {'difference':>10}  {'change':>10}  {'share':>8}")
     for d in shown:
         print(f"{d.leaf:{width}}  {d.largest:>10.2e}  {d.change:>10.2e}  {d.share:>8.1e}")

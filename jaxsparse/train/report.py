@@ -226,9 +226,11 @@ def _cut_rows(path: Path, size: int | None, history: History) -> None:
 def describe_row(row: dict[str, Any]) -> str:
     """Loss, AUC, samples/s and the share of time that input was waited for, for people."""
     parts = []
-    for name, form in (("loss", ".4f"), ("auc", ".4f"), ("samples_per_s", ",.0f")):
+    # Speed of the median step: the first rows would tell how long compiling took.
+    shown = (("loss", "loss", ".4f"), ("auc", "auc", ".4f"))
+    for name, label, form in (*shown, ("samples_per_s_p50", "samples/s", ",.0f")):
         if name in row and not math.isnan(row[name]):
-            parts.append(f"{name.replace('_per_s', '/s')} {row[name]:{form}}")
+            parts.append(f"{label} {row[name]:{form}}")
     if "input_wait" in row and not math.isnan(row["input_wait"]):
         parts.append(f"input wait {row['input_wait']:.0%}")
     return "  ".join(parts)

@@ -15,10 +15,11 @@ import optax
 import pytest
 
 from jaxsparse.cli.arguments import spread_sets
+from jaxsparse.cli.check import Difference, report
 from jaxsparse.cli.run_config import load_config
 from jaxsparse.config import to_table
 from jaxsparse.config_text import to_toml
-from tests.cli.test_command import SMALL, captured, rows_of, sets
+from tests.cli.test_command import captured, rows_of, sets, write_files
 from tests.train.event_files import read_scalars
 
 COMMANDS = ("train", "eval", "predict", "plan", "check", "launch", "inspect", "import", "export")
@@ -112,17 +113,28 @@ def test_a_kind_without_its_table_gets_a_hint(assignment: str, message: str) -> 
 # ---- --json ----------------------------------------------------------------------------------
 
 
-def test_plan_and_check_speak_json() -> None:
+def test_plan_speaks_json() -> None:
     done = captured("plan", "--devices", "64", "--json")
     assert len(done.out.splitlines()) == 1
     assert done.result["devices"] == 64 and done.result["placements"]["user"] == "sharded"
     assert done.result["bytes"] == 64 * done.result["bytes_per_device"]
-    done = captured("check", "--json", *sets(*SMALL, "mesh.devices=2"))
-    assert done.code == 0 and len(done.out.splitlines()) == 1
-    assert done.result["agree"] and done.result["devices"] == 2 and done.result["differ"] == []
-    assert done.result["shares"]["tables/user/rows"] < done.result["tolerance"]
-    done = captured("check", "--json", "--tolerance", "0", *sets(*SMALL, "mesh.devices=2"))
-    assert done.code == 1 and not done.result["agree"] and done.result["differ"]
+
+
+def test_check_speaks_json(capsys: pytest.CaptureFixture[str]) -> None:
+    differences = [Difference("b", 1.0, 2.0), Difference("a", 0.0, 0.0), Difference("c", 1.0, 0.0)]
+    assert report(differences[:2], 0.5, 2, only_json=True) == 0
+    told = {"agree": True, "devices": 2, "tolerance": 0.5, "differ": []}
+    assert json.loads(capsys.readouterr().out) == {**told, "shares": {"b": 0.5, "a": 0.0}}
+    assert report(differences, 0.5, 2, only_json=True) == 1
+    told |= {"agree": False, "differ": ["c"]}
+    assert json.loads(capsys.readouterr().out)["differ"] == ["c"]
+    assert report(differences, 0.1, 2, only_json=False) == 1
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "b       1.00e+00    2.00e+00   5.0e-01",
+        "c       1.00e+00    0.00e+00       inf",
+        "1 more that the steps did not change, equal on both",
+        "1 device and 2 devices: differ by more than 0.1 of their change: b, c",
+    ]
 
 
 # ---- learning rates --------------------------------------------------------------------------
@@ -218,17 +230,19 @@ def test_steps_to_profile_are_two_numbers(text: str) -> None:
     assert list(pathlib.Path().iterdir()) == []
 
 
-def test_a_run_with_rates_is_traced_and_resumed() -> None:
+def test_a_run_with_rates_is_traced_and_resumed(tmp_path: pathlib.Path) -> None:
     rate = "{kind='linear', init_value=0.05, end_value=0.01, transition_steps=8}"
     options = sets(
-        *SMALL,
-        f"optimizer.learning_rate={rate}",
-        f"table_defaults.optimizer.learning_rate={rate}",
+        f"data.dir={tmp_path}",
+        "mesh.devices=1",
         "train.log_every=2",
+        f"optimizer={{kind='adam', learning_rate={rate}}}",
+        f"table_defaults.optimizer={{kind='adagrad', learning_rate={rate}}}",
     )
-    whole = captured("train", "--run-dir", "whole", *options)
+    toml = str(write_files(tmp_path))
+    whole = captured("train", toml, "--run-dir", "whole", *options, "--set", "train.steps=8")
     assert whole.code == 0, whole.err
-    first = captured("train", "--run-dir", "a", *options, "--set", "train.steps=4")
+    first = captured("train", toml, "--run-dir", "a", *options, "--set", "train.steps=4")
     assert first.result["step"] == 4
     resume = ("--run-dir", "a", "--resume", "must", "--profile", "2:6")
     done = captured("train", "--set", "train.steps=8", *resume)
@@ -236,13 +250,11 @@ def test_a_run_with_rates_is_traced_and_resumed() -> None:
     assert done.result["loss"] == whole.result["loss"], "the rate goes on where it was"
     assert "profile of steps 4 to 6 in a/profile: open its perfetto_trace.json.gz" in done.err
     assert len(list(pathlib.Path("a/profile").rglob("perfetto_trace.json.gz"))) == 1
-    done = captured("train", "--set", "train.steps=8", *resume)
-    assert "no profile: the run came to no step between 2 and 6" in done.err
     # TensorBoard shows what metrics.jsonl holds, after the resumption too.
     scalars = read_scalars(pathlib.Path("a"))
     for row in rows_of(pathlib.Path("a")):
-        for name in ("loss", "auc", "input_ms"):
-            value = scalars[f"train/{name}"][row["step"]]
+        for name in ("loss", "auc"):
+            value = scalars[f"{row['kind']}/{name}"][row["step"]]
             assert value == pytest.approx(row[name], rel=1e-6), (name, row["step"])
     assert list(scalars["train/loss"]) == [2, 4, 6, 8]
 
