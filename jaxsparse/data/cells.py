@@ -183,9 +183,7 @@ def keys_check(feature: FeatureColumn) -> Check:
 
     def check(cell: str) -> str | None:
         items = cell.split(separator) if cell else []
-        expected = next(filter(None, map(one, items)), None)
-        if "" in items and expected is None:
-            expected = "not empty"
+        expected = "not empty" if "" in items else next(filter(None, map(one, items)), None)
         return expected and f"keys between {separator!r}, each {expected}"
 
     return check

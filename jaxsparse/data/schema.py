@@ -36,6 +36,8 @@ def hint_at_keys(text: str) -> str:
     >>> hint_at_keys("3|17"), hint_at_keys("ann")
     ('several keys in a cell need separator = "|"', 'strings need type = "string"')
     """
+    if not text:
+        return "empty cells need missing = a key, or separator where cells hold several"
     several = _SEVERAL.fullmatch(text)
     if several:
         return f'several keys in a cell need separator = "{several[1]}"'

@@ -208,8 +208,8 @@ def test_any_label(tmp_path: Path) -> None:
         (
             2,
             "0,,a,,1.0,1,x",
-            "line 2: feature column 'item_id' must be an integer "
-            "(strings need type = \"string\"), got ''",
+            "line 2: feature column 'item_id' must be an integer (empty cells need missing = a "
+            "key, or separator where cells hold several), got ''",
         ),
         (
             3,
