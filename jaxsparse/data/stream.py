@@ -4,9 +4,10 @@
 pyarrow decodes; the order is our own (`jaxsparse.data.order`). Grain was weighed: its pipelines
 move single records through Python, some 100 us each, where a whole block costs 1 us a row.
 
-What is held at a time: the rows of one window and one block. Files are indexed when the dataset
-is made: Parquet by its footers, text by counting lines in one pass (all rows are parsed in it
-where bad ones are skipped, so that all processes know how many are left without asking each other).
+What is held at a time: the rows of one window and one block; rows that fit one window stay.
+Files are indexed when the dataset is made: Parquet by its footers, text by counting lines in one
+pass (all rows are parsed in it where bad ones are skipped, so that all processes know how many are
+left without asking each other).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,7 @@ from jaxsparse.data.bad_rows import BadRows
 from jaxsparse.data.batch import Batch
 from jaxsparse.data.blocks import Format
 from jaxsparse.data.order import Int64s, block_order, process_part, window_order
-from jaxsparse.data.row_reader import IndexedFile, RowReader
+from jaxsparse.data.row_reader import HeldRows, IndexedFile, RowReader
 from jaxsparse.data.sources import Source
 
 State = dict[str, int | bool | str]
@@ -82,6 +84,7 @@ class StreamDataset:
         self._epoch = 0  # of the next batch, which is batch number _offset of it
         self._offset = 0
         self._restored = False
+        self._held: Batch | None = None  # all rows, where they are no more than a window
 
     @property
     def batch_size(self) -> int:
@@ -173,7 +176,7 @@ class StreamDataset:
         order = range(len(self._blocks))
         if self._shuffle:
             order = block_order(self._run_lengths, self._seed, epoch).tolist()
-        with RowReader(self._files, [self._blocks[number] for number in order]) as rows:
+        with self._rows(order) as rows:
             for window in range(offset // batches_per_window, -(-len(self) // batches_per_window)):
                 first = window * batches_per_window
                 for number, batch in enumerate(self._window(rows, epoch, window), first):
@@ -184,7 +187,20 @@ class StreamDataset:
                     self._epoch, self._offset = (epoch + 1, 0) if last else (epoch, number + 1)
                     yield batch
 
-    def _window(self, rows: RowReader, epoch: int, window: int) -> Iterator[Batch]:
+    def _rows(self, order: Sequence[int]) -> AbstractContextManager[RowReader | HeldRows]:
+        """The rows, numbered over blocks in an order.
+
+        Those that fit one window are held anyway while it lasts: they are decoded once for all.
+        """
+        if self._num_rows > self._window_rows or not self._num_rows:
+            return RowReader(self._files, [self._blocks[number] for number in order])
+        if self._held is None:
+            with RowReader(self._files, self._blocks) as rows:
+                self._held = rows.take(np.arange(self._num_rows))
+        counts = [block.num_rows for _, block in self._blocks]
+        return nullcontext(HeldRows(self._held, counts, order))
+
+    def _window(self, rows: RowReader | HeldRows, epoch: int, window: int) -> Iterator[Batch]:
         """This process's part of a window's batches."""
         start = window * self._window_rows
         num_rows = min(self._window_rows, self.num_rows - start)
