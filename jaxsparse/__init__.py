@@ -50,6 +50,7 @@ from jaxsparse.train import (
     TrainState,
     sum_grads,
 )
+from jaxsparse.vocabulary import KeyCounts
 
 __all__ = [
     "HASH_VERSION",
@@ -71,6 +72,7 @@ __all__ = [
     "Hashed",
     "Identity",
     "KeepBest",
+    "KeyCounts",
     "Ladder",
     "PackedBatch",
     "PackedIds",
