@@ -14,12 +14,13 @@ TEST_ARGS ?=
 RUN := $(VENV)/bin/python -m
 PYTEST = $(RUN) pytest -n $(TEST_JOBS) $(TEST_ARGS)
 
-.PHONY: help train test test-slow test-all doctest lint types check format clean venv gpu-venv
+.PHONY: help train test test-slow test-all notebooks doctest lint types check format clean venv gpu-venv
 
 help:
 	@echo 'make train      train the synthetic example and print its AUC'
 	@echo 'make test       the quick tests'
 	@echo 'make test-all   every test, those that compile for GPUs too'
+	@echo 'make notebooks  run the notebooks'
 	@echo 'make check      lint, types, doctests and the quick tests'
 	@echo 'make lint       ruff and the import rules;  make types: mypy;  make doctest'
 	@echo 'make format     put the source in order'
@@ -35,9 +36,12 @@ test-slow: venv gpu-venv
 	JAXSPARSE_GPU_COMPILE_PYTHON='$(abspath $(GPU_VENV))/bin/python' \
 		$(PYTEST) -m 'slow or gpu_compile'
 
-test-all: venv gpu-venv
+test-all: venv gpu-venv notebooks
 	JAXSPARSE_KILLS=10 \
 	JAXSPARSE_GPU_COMPILE_PYTHON='$(abspath $(GPU_VENV))/bin/python' $(PYTEST)
+
+notebooks: venv
+	$(PYTEST) --nbmake notebooks
 
 doctest: venv
 	JAX_PLATFORMS=cpu $(RUN) pytest --doctest-modules jaxsparse $(TEST_ARGS)

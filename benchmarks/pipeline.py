@@ -42,6 +42,7 @@ from jaxsparse.data import (
 )
 from jaxsparse.data.criteo import CATEGORIES, INTEGERS
 from jaxsparse.data.joining import join_batches
+from jaxsparse.data.stream import SHUFFLE_ROWS
 from jaxsparse.train import Trainer
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -78,15 +79,18 @@ def write_data(folder: pathlib.Path, num_rows: int, seed: int = 0) -> None:
 class Bench:
     """A trainer, its state, and the same rows in memory and in files."""
 
-    def __init__(self, folder: pathlib.Path, assignments: list[str]) -> None:
-        """Compiles the step."""
+    def __init__(self, folder: pathlib.Path, num_rows: int, assignments: list[str]) -> None:
+        """Writes the files and compiles the step."""
+        write_data(folder, num_rows)
         config, source = load_config(RUN, ["mesh.devices=1", *assignments])
         self.config: RunConfig = resolve(config, source)
         self.trainer: Trainer = make_trainer(self.config, make_collection(self.config))
         size, self.folder = self.config.train.batch_size, folder
         options: dict[str, Any] = {"shuffle": True, "seed": 0}
-        self.parquet = stream_files(folder / "train.parquet", SCHEMA, size, **options)
-        self.criteo_tsv = stream_criteo(folder / "train.tsv", size, **options)
+        # Two windows at least: rows that fit one are decoded once, and this is to decode them.
+        window = {"shuffle_rows": min(SHUFFLE_ROWS, num_rows // 2)}
+        self.parquet = stream_files(folder / "train.parquet", SCHEMA, size, **options, **window)
+        self.criteo_tsv = stream_criteo(folder / "train.tsv", size, **options, **window)
         self.memory = ArrayDataset(join_batches(list(self.parquet)), size, **options)
         self.state = self.trainer.init(jax.random.key(0))
         for dataset in (self.memory, self.parquet):
@@ -134,8 +138,7 @@ def measure(num_rows: int, rounds: int, assignments: list[str] | None = None) ->
         assignments: changes to ``examples/criteo.toml``, for tests.
     """
     with tempfile.TemporaryDirectory() as folder:
-        write_data(pathlib.Path(folder), num_rows)
-        bench = Bench(pathlib.Path(folder), assignments or [])
+        bench = Bench(pathlib.Path(folder), num_rows, assignments or [])
         parts = bench.parts()
         measured = []
         for number in range(rounds):

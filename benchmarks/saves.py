@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.pipeline import Bench, machine, write_data
+from benchmarks.pipeline import Bench, machine
 from jaxsparse.ckpt import CheckpointManager
 from jaxsparse.train import Trainer, TrainState
 from jaxsparse.train.state import device_bytes
@@ -73,8 +73,7 @@ def measure(num_rows: int, rounds: int, assignments: list[str] | None = None) ->
         assignments: changes to ``examples/criteo.toml``.
     """
     with tempfile.TemporaryDirectory() as folder:
-        write_data(pathlib.Path(folder), num_rows)
-        bench = Bench(pathlib.Path(folder), assignments or [])
+        bench = Bench(pathlib.Path(folder), num_rows, assignments or [])
         trainer, state = bench.trainer, bench.state
         batch = trainer.pack(next(iter(bench.memory)))
         managers = {

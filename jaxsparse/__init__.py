@@ -51,6 +51,7 @@ from jaxsparse.train import (
     TrainState,
     sum_grads,
 )
+from jaxsparse.vocabulary import KeyCounts
 
 __all__ = [
     "HASH_VERSION",
@@ -72,6 +73,7 @@ __all__ = [
     "Hashed",
     "Identity",
     "KeepBest",
+    "KeyCounts",
     "Ladder",
     "PackedBatch",
     "PackedIds",

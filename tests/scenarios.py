@@ -430,7 +430,7 @@ def mortal(mesh, index, count):
 
 
 def saves(mesh, index, count):
-    """Goes on with the run that lies in ``one``, and makes the first half of one in ``two``."""
+    """Loads what other meshes saved, goes on with ``one``, and makes half of a run in ``two``."""
     from tests.ckpt import runs
 
     folder = pathlib.Path(os.environ["JAXSPARSE_TEST_FOLDER"])
@@ -447,8 +447,13 @@ def saves(mesh, index, count):
         slots = trainer.emb.read_slots(result.state.embeddings, "user", users)
         return result.history, rows, slots
 
-    resumed = train("one", 10, resume="must")
     half = train("two", 6)
+    batch = next(iter(BatchShare(runs.train_data().dataset, index, count)))
+    loaded = {
+        name: runs.loaded(trainer, folder / name, batch)
+        for name in ("saved-1", "one", "saved-8", "two")
+    }
+    resumed = train("one", 10, resume="must")
     refused = error_of(lambda: train("two", 7, resume="never"))
     other = os.environ.get("JAXSPARSE_TEST_IN_THE_WAY")
     failed = ""
@@ -458,4 +463,4 @@ def saves(mesh, index, count):
         failed = error_of(lambda: train("two", 9))
         if index == 0:
             (folder / other).unlink()
-    return resumed, half, refused, failed
+    return resumed, half, refused, failed, loaded

@@ -44,6 +44,7 @@ from jaxsparse.ckpt.manifest import (
 from jaxsparse.ckpt.processes import agree, is_writer
 from jaxsparse.ckpt.tables import TableArray, fill_tables, table_arrays
 from jaxsparse.embedding import EmbeddingCollection
+from jaxsparse.optimizers import rate_of
 
 S = TypeVar("S")
 """A frozen dataclass and pytree with a field ``embeddings``, such as `TrainState`."""
@@ -169,6 +170,8 @@ class Loaded(NamedTuple):
     state: Any
     new: tuple[str, ...]
     """Tables and leaves that the checkpoint lacked."""
+    changed: tuple[str, ...]
+    """Learning rates that the tables' specs no longer have as when it was saved, for people."""
 
 
 def restore_state(path: str | Path, emb: EmbeddingCollection, template: S) -> S:
@@ -176,7 +179,8 @@ def restore_state(path: str | Path, emb: EmbeddingCollection, template: S) -> S:
 
     Args:
         path: of the checkpoint.
-        emb: equal tables on any mesh, in any placement.
+        emb: equal tables on any mesh, in any placement. Where a spec has another learning rate
+            than when it was saved, the state gets that of ``template``, else the saved one.
         template: a state of the same structure, such as a fresh one. Its tables are donated:
             the rows are loaded into them.
 
@@ -207,11 +211,20 @@ def load_state(
     small = {name: leaf for name, leaf in leaves.items() if not name.startswith("tables/")}
     values = read_dense(final / DENSE, small)
     old = template.embeddings
+    saved, wanted = manifest["learning_rates"], _specified_rates(emb)
+    changed = {n: rate for n, rate in wanted.items() if saved.get(n, rate) != rate}
+    rates = _below("learning_rates/", values)
     loaded = dataclasses.replace(
         fill_tables(emb, old, _readers(final, emb, manifest)),
-        learning_rates=place_like(_below("learning_rates/", values), old.learning_rates),
+        learning_rates=place_like(
+            {n: rate for n, rate in rates.items() if n not in changed}, old.learning_rates
+        ),
     )
-    return Loaded(with_dense_leaves(template, _below("dense/", values), loaded), new)
+    return Loaded(
+        with_dense_leaves(template, _below("dense/", values), loaded),
+        new,
+        tuple(f"{name}: {saved[name]} -> {rate}" for name, rate in changed.items()),
+    )
 
 
 def state_leaves(emb: EmbeddingCollection, state: Any) -> dict[str, Any]:
@@ -264,8 +277,19 @@ def _manifest(snapshot: Snapshot) -> Manifest:
         "bytes": snapshot.nbytes,
         "tables": {n: describe_table(spec) for n, spec in snapshot.emb.tables.items()},
         "features": [describe_feature(spec) for spec in snapshot.emb.features],
+        "learning_rates": _specified_rates(snapshot.emb),
         "leaves": leaves,
         "parts": parts,
+    }
+
+
+def _specified_rates(emb: EmbeddingCollection) -> dict[str, float | str]:
+    """What the specs say, whatever the state's rates have become since."""
+    return {
+        name: "schedule" if callable(rate) else float(rate)
+        for name, table in emb.tables.items()
+        if table.trainable
+        for rate in [rate_of(table.optimizer)]
     }
 
 

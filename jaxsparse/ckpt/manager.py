@@ -38,6 +38,8 @@ class Restored(NamedTuple):
     """The further states."""
     new: tuple[str, ...]
     """Tables and leaves that the save lacked and that kept the template's values."""
+    changed: tuple[str, ...]
+    """Learning rates whose specs have changed since; they are the template's."""
 
 
 class CheckpointManager:
@@ -242,8 +244,8 @@ class CheckpointManager:
             others[name] = load_state(
                 path / OTHERS / name, emb, other, allow_new=self.allow_new
             ).state
-        state, new = load_state(path, emb, template, allow_new=self.allow_new)
-        return Restored(state, step, run, others, new)
+        loaded = load_state(path, emb, template, allow_new=self.allow_new)
+        return Restored(loaded.state, step, run, others, loaded.new, loaded.changed)
 
     def _join(self) -> None:
         thread, self._thread = self._thread, None

@@ -106,7 +106,8 @@ def read_manifest(folder: Path) -> Manifest:
     version = manifest.get("format") if isinstance(manifest, dict) else None
     if version != FORMAT:
         raise CheckpointError(f"{folder}: has format {version!r}, this version reads {FORMAT}")
-    lacking = {"tables", "features", "leaves", "parts", "files", "checksum"} - set(manifest)
+    needed = {"tables", "features", "learning_rates", "leaves", "parts", "files", "checksum"}
+    lacking = needed - set(manifest)
     if lacking:
         raise CheckpointError(f"{path}: lacks {sorted(lacking)}; is it of another program?")
     if manifest.pop("checksum") != _content_checksum(manifest):

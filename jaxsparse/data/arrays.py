@@ -3,22 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxsparse.data.batch import Array, Batch
 from jaxsparse.data.columns import check_keys, number_column, require, to_columns
+from jaxsparse.data.epochs import EpochDataset, State
 
-State = dict[str, int | bool]
 
-
-class ArrayDataset:
+class ArrayDataset(EpochDataset):
     """Batches of the rows of one big `Batch`; made by `from_arrays`.
 
-    Every ``iter()`` is the next epoch. With ``shuffle`` its order depends on (seed, epoch) alone,
-    so a position is two numbers, and a run taken up again sees the rows it had not seen.
+    With ``shuffle`` the order of an epoch depends on (seed, epoch) alone.
 
     >>> rows = from_arrays({"item": [1, 2, 3, 4, 5], "label": [0, 1, 0, 1, 1]}, batch_size=2)
     >>> [batch.features["item"].tolist() for batch in rows]
@@ -44,19 +42,8 @@ class ArrayDataset:
             raise ValueError(
                 f"drop_last leaves nothing of {rows.num_samples} rows in batches of {batch_size}"
             )
+        super().__init__(batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
         self._rows = rows
-        self._batch_size = batch_size
-        self._shuffle = shuffle
-        self._seed = seed
-        self._drop_last = drop_last
-        self._epoch = 0  # of the next batch, which is batch number _offset of it
-        self._offset = 0
-        self._restored = False
-
-    @property
-    def batch_size(self) -> int:
-        """Rows in a batch; the last one may have fewer."""
-        return self._batch_size
 
     @property
     def num_rows(self) -> int:
@@ -67,44 +54,6 @@ class ArrayDataset:
     def rows(self) -> Batch:
         """All rows as one batch, in their original order."""
         return self._rows
-
-    def __len__(self) -> int:
-        """Batches in an epoch."""
-        full, rest = divmod(self.num_rows, self._batch_size)
-        return full + (rest > 0 and not self._drop_last)
-
-    def __iter__(self) -> Iterator[Batch]:
-        """The batches of the next epoch, or after `restore` those left of the restored one."""
-        if self._offset and not self._restored:
-            self._epoch, self._offset = self._epoch + 1, 0
-        self._restored = False
-        return self._batches(self._epoch, self._offset)
-
-    def state(self) -> State:
-        """Position after the last batch that was yielded, and what it depends on; plain json."""
-        return {"epoch": self._epoch, "offset": self._offset, **self._identity()}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Lets the next ``iter()`` go on from a `state`, of this process or another.
-
-        Raises:
-            ValueError: the state is of other rows, another batch size or another order.
-        """
-        missing = sorted({"epoch", "offset", *self._identity()} - set(state))
-        if missing:
-            raise ValueError(f"the state of the dataset lacks {missing}")
-        for name, here in self._identity().items():
-            if state[name] != here:
-                raise ValueError(
-                    f"the state was saved with {name}={state[name]}, but this dataset has "
-                    f"{name}={here}; the batches would differ"
-                )
-        epoch, offset = int(state["epoch"]), int(state["offset"])
-        if epoch < 0 or not 0 <= offset < len(self):
-            raise ValueError(
-                f"epoch must be >= 0 and offset in 0..{len(self) - 1}, got {epoch} and {offset}"
-            )
-        self._epoch, self._offset, self._restored = epoch, offset, True
 
     def _identity(self) -> State:
         return {
@@ -124,9 +73,7 @@ class ArrayDataset:
                 batch = self._rows.slice(start, stop)
             else:
                 batch = self._rows.take(order[start:stop])
-            # Before the yield: whoever holds a batch finds it counted as seen.
-            last = number + 1 == len(self)
-            self._epoch, self._offset = (epoch + 1, 0) if last else (epoch, number + 1)
+            self._passed(epoch, number)
             yield batch
 
     def _order(self, epoch: int) -> Array | None:

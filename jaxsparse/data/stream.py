@@ -2,11 +2,12 @@
 """Batches out of files larger than memory, resumable at every batch.
 
 pyarrow decodes; the order is our own (`jaxsparse.data.order`). Grain was weighed: its pipelines
-move single records through Python, some 100 us each, where a whole block costs 1 us a row.
+move single records through Python, and here a row has to cost about a microsecond.
 
-What is held at a time: the rows of one window and one block. Files are indexed when the dataset
-is made: Parquet by its footers, text by counting lines in one pass (all rows are parsed in it
-where bad ones are skipped, so that all processes know how many are left without asking each other).
+What is held at a time: the rows of one window and one block; rows that fit one window stay.
+Files are indexed when the dataset is made: Parquet by its footers, text by counting lines in one
+pass (all rows are parsed in it where bad ones are skipped, so that all processes know how many are
+left without asking each other).
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import xxhash
@@ -24,11 +25,10 @@ import xxhash
 from jaxsparse.data.bad_rows import BadRows
 from jaxsparse.data.batch import Batch
 from jaxsparse.data.blocks import Format
+from jaxsparse.data.epochs import EpochDataset, State
 from jaxsparse.data.order import Int64s, block_order, process_part, window_order
-from jaxsparse.data.row_reader import IndexedFile, RowReader
+from jaxsparse.data.row_reader import HeldRows, IndexedFile, RowReader
 from jaxsparse.data.sources import Source
-
-State = dict[str, int | bool | str]
 
 LANES = 8
 """Default number of lanes: up to so many processes share the decoding."""
@@ -37,12 +37,14 @@ SHUFFLE_ROWS = 1 << 16
 """Default length of the window in which rows are mixed."""
 
 
-class StreamDataset:
+class StreamDataset(EpochDataset):
     """Batches of the rows of files; made by `stream_files` and `stream_criteo`.
 
-    Every ``iter()`` is the next epoch. A position is (epoch, batch), whatever the number of
-    processes: what two processes saved four or one can restore, and the batches of the whole job
-    stay the same.
+    A position is (epoch, batch), whatever the number of processes: what two processes saved four
+    or one can restore, and the batches of the whole job stay the same. ``iter()`` gives a process
+    its part of each. Where a batch's rows do not share out evenly, a copy of its first row with
+    weight 0 fills a process up, so that all have equally many; being a copy, it touches no row of
+    a table that the batch would not touch.
     """
 
     def __init__(
@@ -65,8 +67,7 @@ class StreamDataset:
             DataError: a file cannot be read.
         """
         _check(batch_size, seed, shuffle_rows, num_lanes, process_index, process_count)
-        self._batch_size = batch_size
-        self._shuffle, self._seed, self._drop_last = shuffle, seed, drop_last
+        super().__init__(batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
         self._window_rows = max(shuffle_rows // batch_size, 1) * batch_size
         self._num_lanes = num_lanes if shuffle else 1
         self._process = (process_index, process_count)
@@ -79,14 +80,7 @@ class StreamDataset:
         self._run_lengths = [len(run) for run in runs]
         self._blocks = [block for run in runs for block in run]
         self._num_rows = sum(block.num_rows for _, block in self._blocks)
-        self._epoch = 0  # of the next batch, which is batch number _offset of it
-        self._offset = 0
-        self._restored = False
-
-    @property
-    def batch_size(self) -> int:
-        """Rows in a batch of the whole job; the last one may have fewer."""
-        return self._batch_size
+        self._held: Batch | None = None  # all rows, where they are no more than a window
 
     @property
     def num_rows(self) -> int:
@@ -106,48 +100,8 @@ class StreamDataset:
             total.merge(file.index.bad)
         return total
 
-    def __len__(self) -> int:
-        """Batches in an epoch, the same in every process."""
-        full, rest = divmod(self.num_rows, self._batch_size)
-        return full + (rest > 0 and not self._drop_last)
-
-    def __iter__(self) -> Iterator[Batch]:
-        """The batches of the next epoch, or after `restore` those left of the restored one.
-
-        In several processes: this process's part of each. Where a batch's rows do not share out
-        evenly, a copy of its first row with weight 0 fills a process up, so that all have equally
-        many; being a copy, it touches no row of a table that the batch would not touch.
-        """
-        if self._offset and not self._restored:
-            self._epoch, self._offset = self._epoch + 1, 0
-        self._restored = False
-        return self._batches(self._epoch, self._offset)
-
-    def state(self) -> State:
-        """Position after the last batch that was yielded, and what it depends on; plain json."""
-        return {"epoch": self._epoch, "offset": self._offset, **self._facts}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Lets the next ``iter()`` go on from a `state`, of this process or another.
-
-        Raises:
-            ValueError: the state is of other files, another batch size or another order.
-        """
-        missing = sorted({"epoch", "offset", *self._facts} - set(state))
-        if missing:
-            raise ValueError(f"the state of the dataset lacks {missing}")
-        for name, here in self._facts.items():
-            if state[name] != here:
-                raise ValueError(
-                    f"the state was saved with {name}={state[name]}, but this dataset has "
-                    f"{name}={here}; the batches would differ"
-                )
-        epoch, offset = int(state["epoch"]), int(state["offset"])
-        if epoch < 0 or not 0 <= offset < max(len(self), 1):
-            raise ValueError(
-                f"epoch must be >= 0 and offset in 0..{len(self) - 1}, got {epoch} and {offset}"
-            )
-        self._epoch, self._offset, self._restored = epoch, offset, True
+    def _identity(self) -> State:
+        return self._facts
 
     @functools.cached_property
     def _facts(self) -> State:
@@ -173,18 +127,29 @@ class StreamDataset:
         order = range(len(self._blocks))
         if self._shuffle:
             order = block_order(self._run_lengths, self._seed, epoch).tolist()
-        with RowReader(self._files, [self._blocks[number] for number in order]) as rows:
+        with self._rows(order) as rows:
             for window in range(offset // batches_per_window, -(-len(self) // batches_per_window)):
                 first = window * batches_per_window
                 for number, batch in enumerate(self._window(rows, epoch, window), first):
                     if number < offset:
                         continue
-                    # Before the yield: whoever holds a batch finds it counted as seen.
-                    last = number + 1 == len(self)
-                    self._epoch, self._offset = (epoch + 1, 0) if last else (epoch, number + 1)
+                    self._passed(epoch, number)
                     yield batch
 
-    def _window(self, rows: RowReader, epoch: int, window: int) -> Iterator[Batch]:
+    def _rows(self, order: Sequence[int]) -> AbstractContextManager[RowReader | HeldRows]:
+        """The rows, numbered over blocks in an order.
+
+        Those that fit one window are held anyway while it lasts: they are decoded once for all.
+        """
+        if self._num_rows > self._window_rows or not self._num_rows:
+            return RowReader(self._files, [self._blocks[number] for number in order])
+        if self._held is None:
+            with RowReader(self._files, self._blocks) as rows:
+                self._held = rows.take(np.arange(self._num_rows))
+        counts = [block.num_rows for _, block in self._blocks]
+        return nullcontext(HeldRows(self._held, counts, order))
+
+    def _window(self, rows: RowReader | HeldRows, epoch: int, window: int) -> Iterator[Batch]:
         """This process's part of a window's batches."""
         start = window * self._window_rows
         num_rows = min(self._window_rows, self.num_rows - start)

@@ -8,13 +8,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from jaxsparse.optimizers.accumulating import AccumulatingRule
 from jaxsparse.optimizers.arithmetic import ratio_or_zero
 from jaxsparse.optimizers.base import Slots
-from jaxsparse.optimizers.decay import DecayedRule
 
 
 @dataclasses.dataclass(frozen=True)
-class RowwiseAdagrad(DecayedRule):
+class RowwiseAdagrad(AccumulatingRule):
     """``accumulator += mean(g**2); w -= lr * g / (sqrt(accumulator) + eps)``.
 
     Slot ``accumulator`` ``[R]`` float32: D times less memory than `Adagrad`, whose result it
@@ -27,19 +27,6 @@ class RowwiseAdagrad(DecayedRule):
     >>> w.tolist(), slots["accumulator"].tolist()
     ([[0.0, 0.0, 0.0, -2.0]], [1.0])
     """
-
-    initial_accumulator: float = 0.1
-    """Accumulator of an untouched row, >= 0. Gradients of a mean loss shrink as 1 / batch size:
-    from batches of some hundred on take a small one, such as 1e-8, or rows hardly move."""
-
-    eps: float = 1e-8
-    """Added to the root, >= 0."""
-
-    def __post_init__(self) -> None:
-        """Validates and normalises the fields."""
-        super().__post_init__()
-        self._check_number("initial_accumulator", at_least=0.0)
-        self._check_number("eps", at_least=0.0)
 
     def init_slots(self, num_rows: int, dim: int) -> Slots:
         """Slots of untouched rows; see `SparseOptimizer.init_slots`."""

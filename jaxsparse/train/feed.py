@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Generic, TypeVar
 
 from jaxsparse.data.batch import Batch
@@ -49,6 +50,7 @@ class Feed:
         position: dict[str, Any] = START,
         *,
         prefetch: int,
+        needed: int | None,
         lock: contextlib.AbstractContextManager[Any],
     ) -> None:
         """Starts nothing yet.
@@ -59,18 +61,23 @@ class Feed:
             ready: what may be done ahead to a batch that is admitted.
             position: in the pass that is taken up.
             prefetch: batches made ahead on a thread; 0 makes each when it is asked for.
+            needed: batches that the run still needs, if known: so many are drawn ahead and no more,
+                so that a dataset without a position loses none.
             lock: held while a batch is drawn, so that others may use the dataset in between.
         """
         self._dataset, self._admit, self._ready = dataset, admit, ready
         self._behind = position  # the last trained batch
         self._lock = lock
         self._drawn: deque[Drawn] = deque()
-        draws = self._draw(position)
-        self._draws: Any = Prefetcher(draws, depth=prefetch) if prefetch else draws
+        self._draws = self._draw(position)
+        self._ahead: Prefetcher[Drawn] | None = None
+        if prefetch:
+            self._ahead = Prefetcher(itertools.islice(self._draws, needed), depth=prefetch)
 
     def __iter__(self) -> Iterator[Any]:
         """What was made of the batches that are to be trained."""
-        for drawn in self._draws:
+        ahead = () if self._ahead is None else self._ahead
+        for drawn in itertools.chain(ahead, self._draws):
             self._drawn.append(drawn)
             if drawn.batch is not None:
                 yield drawn.item
@@ -92,10 +99,12 @@ class Feed:
 
     def close(self) -> None:
         """Ends the thread, and sets a dataset that was drawn ahead back to what was trained."""
+        if self._ahead is not None:
+            self._ahead.close()
         self._draws.close()
         set_back(self._dataset, self._behind["state"])
 
-    def _draw(self, position: dict[str, Any]) -> Iterator[Drawn]:
+    def _draw(self, position: dict[str, Any]) -> Generator[Drawn, None, None]:
         skipped = dropped = 0
         batches = self._rest(position)
         while True:

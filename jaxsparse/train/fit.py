@@ -136,6 +136,7 @@ class FitLoop:
             self.lockstep.ready,
             self.resumed_at,
             prefetch=self.prefetch,
+            needed=None if steps is None else steps - self.done,
             lock=self.data_lock,
         )
         self.resumed_at, self.pass_ended = START, False
@@ -279,7 +280,9 @@ class FitLoop:
         self.reporter.add(row)
         event = FitEvent(kind, self.done, row, self.state)
         # Every callback is told, also when an earlier one asks to stop.
-        with self.data_lock, undisturbed(self.dataset):
-            answers = [callback(event) for callback in self.callbacks]
+        answers: list[bool | None] = []
+        if self.callbacks:
+            with self.data_lock, undisturbed(self.dataset):
+                answers = [callback(event) for callback in self.callbacks]
         stop = any(bool(answer) for answer in answers)
         self.stopped = self.stopped or bool(maximum(self.emb.mesh, [stop])[0])

@@ -386,6 +386,8 @@ def _tell_of(reporter: Reporter, restored: Restored) -> None:
     reporter.note(f"resumed at step {restored.step:,}")
     if restored.new:
         reporter.note(f"not in the checkpoint, left at initial values: {', '.join(restored.new)}")
+    if restored.changed:
+        reporter.note(f"learning rates that have changed: {', '.join(restored.changed)}")
 
 
 def _known_steps(dataset: Dataset, epochs: int | None) -> int | None:

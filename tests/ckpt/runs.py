@@ -105,6 +105,25 @@ def make_trainer(
     return js.Trainer(dropping.dlrm if plain else dropping, emb, optimizer=optax.adam(1e-2))
 
 
+def loaded(trainer: Any, folder: pathlib.Path, batch: js.Batch, step: int = 6) -> Any:
+    """The rows and slots of a save by table, and the loss of the step after it."""
+    restored = js.CheckpointManager(folder).restore(
+        trainer.emb, trainer.init(jax.random.key(9)), step
+    )
+    held = {}
+    for name, table in trainer.emb.tables.items():
+        keys = np.arange(table.vocabulary_size)
+        held[name] = trainer.emb.read(restored.state.embeddings, name, keys)
+        held |= {
+            f"{name}.{slot}": values
+            for slot, values in trainer.emb.read_slots(
+                restored.state.embeddings, name, keys
+            ).items()
+        }
+    _, outcome = trainer.step(restored.state, batch)
+    return held, float(outcome["loss"])
+
+
 def leaves(trainer: Any, state: Any) -> dict[str, Any]:
     return state_leaves(trainer.emb, state)
 

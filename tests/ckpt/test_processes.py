@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What two processes save one process takes up, and the other way round."""
+"""What 1, 4, 8 devices or two processes save, each of them takes up."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 import jaxsparse as js
 from jaxsparse.ckpt import CheckpointError
+from jaxsparse.testing import assert_trees_equal
 from jaxsparse.train.report import Window
 from jaxsparse.train.run_state import my_position, restore_window
 from tests import job
@@ -34,10 +35,13 @@ def assert_same_rows(got: list[dict[str, Any]], want: list[dict[str, Any]]) -> N
 
 
 @pytest.mark.slow
-def test_runs_go_on_between_two_processes_and_one(tmp_path: pathlib.Path) -> None:
+def test_saves_of_1_4_8_devices_and_two_processes_go_on_everywhere(tmp_path: pathlib.Path) -> None:
     trainer = runs.make_trainer(4, plain=True)
     whole = fit(trainer, tmp_path / "whole", 10)
     fit(trainer, tmp_path / "one", 6)
+    others = {devices: runs.make_trainer(devices, plain=True) for devices in (1, 8)}
+    for devices, other in others.items():
+        fit(other, tmp_path / f"saved-{devices}", 6)
     out = tmp_path / "out"
     out.mkdir()
     environment = {
@@ -50,7 +54,7 @@ def test_runs_go_on_between_two_processes_and_one(tmp_path: pathlib.Path) -> Non
     done = job.run([program, str(out), "saves"], 2, 2, cwd=root, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     told = job.load(out, ["saves"], 2)["saves"]
-    for resumed, half, refused, failed in told:
+    for resumed, half, refused, failed, _ in told:
         history, rows, _ = resumed
         assert_same_rows(history, whole.history)
         want = trainer.emb.read(whole.state.embeddings, "user", np.arange(runs.USERS))
@@ -58,17 +62,17 @@ def test_runs_go_on_between_two_processes_and_one(tmp_path: pathlib.Path) -> Non
         np.testing.assert_array_equal(half[1], told[0][1][1])
         assert "holds saves up to step 6, and this run starts at step 0" in refused
         assert "SaveError: " in failed and "000000009: cannot be saved: " in failed
-    _, (_, rows, slots), _, _ = told[0]
-    for devices in (1, 4, 8):
-        other = trainer if devices == 4 else runs.make_trainer(devices, plain=True)
-        restored = js.CheckpointManager(tmp_path / "two").restore(
-            other.emb, other.init(jax.random.key(9))
-        )
-        users = np.arange(runs.USERS)
-        got = other.emb.read(restored.state.embeddings, "user", users)
-        np.testing.assert_array_equal(got, rows)
-        got_slots = other.emb.read_slots(restored.state.embeddings, "user", users)
-        jax.tree.map(np.testing.assert_array_equal, got_slots, slots)
+    batch = next(iter(runs.train_data()))
+    for name in ("saved-1", "one", "saved-8", "two"):
+        here = [
+            runs.loaded(loader, tmp_path / name, batch) for loader in (trainer, *others.values())
+        ]
+        held, loss = here[0]
+        assert loss == pytest.approx(0.69, abs=0.2)
+        for rows, next_loss in [*here[1:], *(loaded[name] for *_, loaded in told)]:
+            assert_trees_equal(rows, held)
+            assert next_loss == pytest.approx(loss, rel=1e-6)
+    np.testing.assert_array_equal(held["user"], told[0][1][1])
     parts = js.CheckpointManager(tmp_path / "two").manifest(6)["parts"]
     assert len(parts["tables/user/rows"]) == 2, "each process writes the rows it has"
     assert_same_rows(fit(trainer, tmp_path / "two", 10).history, whole.history)

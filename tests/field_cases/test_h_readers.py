@@ -3,8 +3,8 @@
 
 Decided here: a dense x becomes log(1 + max(x, 0)) and a missing one 0; a missing category is a key
 of its own; "NA" is text like any other, hence no number; truncated files are errors under every
-policy. H08 does not arise: nothing is preprocessed, and indexing leaves no file behind.
-H10 and H11 (vocabularies with counts) have no code here yet: keys are hashed or are rows.
+policy. Nothing is preprocessed, and indexing leaves no file behind (H08).
+Vocabularies (H10, H11) count nulls apart; of keys that came equally often the smaller is first.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import jaxsparse as js
 from jaxsparse.data import (
     ColumnSchema,
     DataError,
@@ -43,6 +46,44 @@ from tests.data.files import (
     write_bytes,
     write_ids,
 )
+
+
+def test_h08_a_reader_that_died_leaves_nothing_for_the_next_to_trip_over(tmp_path: Path) -> None:
+    path = write_bytes(tmp_path / "day.tsv.gz", criteo_bytes(criteo_cells(40)), members=3)
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
+    clean = read(stream_criteo(path, 7))
+    for number in range(4):  # dies at the n-th batch
+        batches = iter(stream_criteo(path, 7))
+        for _ in range(number):
+            next(batches)
+        del batches
+        assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
+        again = read(stream_criteo(path, 7))
+        np.testing.assert_array_equal(again.dense, clean.dense)
+        assert again.features.keys() == clean.features.keys()
+
+
+def counted(keys: Any) -> dict[str, int]:
+    seen = js.KeyCounts()
+    seen.update(keys)
+    nulls = {"null": seen.num_nulls} if seen.num_nulls else {}
+    return dict(zip(seen.top(), seen.counts(), strict=True)) | nulls
+
+
+def test_h10_counts_with_and_without_nulls() -> None:
+    for make in (list, pa.array, pd.Series, pl.Series):
+        assert counted(make(["a", "a", None, "b"])) == {"a": 2, "b": 1, "null": 1}
+        assert counted(make(["a", "a", "b"])) == {"a": 2, "b": 1}
+
+
+def test_h11_the_most_frequent_are_kept_and_ties_are_ordered() -> None:
+    seen = js.KeyCounts()
+    seen.update(["a", *"b" * 5, *"c" * 3])
+    assert seen.top(2).tolist() == ["b", "c"]
+    seen.update(["d", *"a" * 2, "0"])
+    assert seen.top(3).tolist() == ["b", "a", "c"]
+    assert seen.top().tolist() == ["b", "a", "c", "0", "d"]
+
 
 BIG = 720575940631797753  # float64 would make it ...760
 

@@ -160,6 +160,18 @@ def test_a_forward_pass_that_fails_ends_its_thread(trainer: Any, method: str) ->
     assert not threads()
 
 
+@pytest.mark.parametrize("steps", [2, 5])
+def test_no_more_is_drawn_than_the_steps_need(trainer: Any, steps: int) -> None:
+    """An iterator that cannot be set back goes on where the training was."""
+    batches = list(arrays())
+    batches[1].dense[:] = np.nan
+    trainer.on_bad_sample = "skip"
+    source = iter(batches)
+    trainer.fit(source, steps=steps, progress=False)
+    trainer.on_bad_sample = "error"
+    assert next(source) is batches[steps + 1]
+
+
 @pytest.mark.parametrize("prefetch", [-1, True, 1.5])
 def test_a_wrong_depth_is_refused(trainer: Any, prefetch: Any) -> None:
     message = f"prefetch must be an int >= 0, got {prefetch}"
