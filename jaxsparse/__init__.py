@@ -45,6 +45,7 @@ from jaxsparse.train import (
     FitResult,
     KeepBest,
     PackedBatch,
+    ProfileSteps,
     StreamingAUC,
     Trainer,
     TrainState,
@@ -77,6 +78,7 @@ __all__ = [
     "PackedBatch",
     "PackedIds",
     "Plan",
+    "ProfileSteps",
     "Ragged",
     "Residuals",
     "RowGrads",
@@ -100,3 +102,8 @@ __all__ = [
     "sum_grads",
     "uniform",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names: submodules that imports have left here are not."""
+    return __all__

@@ -6,15 +6,20 @@ from __future__ import annotations
 import functools
 import hashlib
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
 from jax.sharding import Mesh
 
+from jaxsparse.hashing import Hashed
 from jaxsparse.layout import Layout
 from jaxsparse.optimizers import SparseOptimizer
 from jaxsparse.row_grads import RowGrads
+from jaxsparse.specs import FeatureSpec
 from jaxsparse.state import EmbeddingState
 
 MAX_STEP = 2**31 - 2
@@ -93,6 +98,48 @@ def layout_fingerprint(layout: Layout) -> str:
             facts += [block.placement, block.shard, block.offset, block.rows]
     text = repr(facts)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def refuse_key_rules(rules: Iterable[tuple[FeatureSpec, Hashed | None, Hashed | None]]) -> None:
+    """Raises for the first feature whose ids were packed by another rule.
+
+    Args:
+        rules: by feature, the rule of the ids and that of the collection.
+    """
+    for feature, packed, here in rules:
+        if packed != here:
+            raise ValueError(
+                f"ids of feature {feature.name!r} were packed where {_rule_text(packed)}; in table "
+                f"{feature.table.name!r} of this collection {_rule_text(here)}: pack them with it"
+            )
+
+
+def _rule_text(rule: Hashed | None) -> str:
+    if rule is None:
+        return "keys are rows"
+    return f"keys are hashed (seed {rule.seed}, {rule.num_exact_keys} exact keys)"
+
+
+def float32_rows(table: str, rows: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    """Values to write into a table, as float32.
+
+    Raises:
+        TypeError: they are no real numbers.
+        ValueError: one is not finite, or beyond float32.
+    """
+    given = np.asarray(rows)
+    if given.dtype.kind not in "fiu" and given.dtype != jnp.bfloat16:
+        raise TypeError(f"write {table!r}: rows must be real numbers, got {given.dtype}")
+    with np.errstate(over="ignore"):
+        values = given.astype(np.float32)
+    bad = ~np.isfinite(values)
+    if bad.any():
+        where = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise ValueError(
+            f"write {table!r}: every value must be a finite float32, got {given[where]} at "
+            f"{list(where)}"
+        )
+    return values
 
 
 def check_state(state: Any, fingerprint: str) -> None:

@@ -26,6 +26,9 @@ import numpy as np
 T = TypeVar("T")
 Table = dict[str, Any]
 
+_TOO_MUCH = (ValueError, RecursionError)
+"""What tomllib raises beside its own error: integers of too many digits, values nested too deep."""
+
 
 class ConfigError(ValueError):
     """A configuration that cannot be used; the text says where and why."""
@@ -37,6 +40,21 @@ class OneOf:
 
     classes: Mapping[str, type[Any]]
     """By value of ``kind``."""
+
+    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Types of fields in TOML where they are not what the classes declare."""
+
+    def holds(self, value: object) -> bool:
+        """Whether the value is of one of the classes."""
+        return type(value) in self.classes.values()
+
+    def hints_of(self, cls: Any) -> dict[str, Any]:
+        """Types of the fields of a class."""
+        return {**typing.get_type_hints(cls, include_extras=True), **self.fields}
+
+    def with_fields(self, **fields: Any) -> OneOf:
+        """The same with other types for some fields, whatever the class."""
+        return dataclasses.replace(self, fields=fields)
 
     def kind_of(self, value: object) -> str:
         """The ``kind`` that makes values of this class."""
@@ -60,7 +78,7 @@ def read_toml(path: str | Path) -> Table:
         raise ConfigError(f"{path}: no such file") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:  # not TOML, or not UTF-8
+    except _TOO_MUCH as error:  # not TOML, not UTF-8, or too much of it
         raise ConfigError(f"{path}: not a TOML file: {error}") from error
 
 
@@ -77,13 +95,16 @@ def override(table: Mapping[str, Any], assignments: Iterable[str]) -> Table:
         name, equals, text = assignment.partition("=")
         *sections, key = parts = name.strip().split(".")
         if not equals or not all(parts):
-            raise ConfigError(f"--set {assignment!r}: expected section.key=value")
+            raise ConfigError(f"--set {_short(assignment)!r}: expected section.key=value")
         inner = changed
         for section in sections:
             inner = inner.setdefault(section, {})
             if not isinstance(inner, dict):
-                raise ConfigError(f"--set {assignment!r}: {section!r} is no section")
-        inner[key] = _parse_value(text.strip())
+                raise ConfigError(f"--set {_short(assignment)!r}: {section!r} is no section")
+        try:
+            inner[key] = _parse_value(text.strip())
+        except _TOO_MUCH as error:
+            raise ConfigError(f"--set {_short(assignment)!r}: cannot be read: {error}") from error
     return changed
 
 
@@ -93,6 +114,10 @@ def _parse_value(text: str) -> Any:
     except tomllib.TOMLDecodeError:
         return text
     return parsed["value"] if len(parsed) == 1 else text
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:60]}... ({len(text):,} characters)"
 
 
 def parse(cls: type[T], table: Mapping[str, Any], source: str) -> T:
@@ -129,15 +154,15 @@ class _Where:
         name = ".".join(self.path)
         return ConfigError(f"{self.source}: {name}: {text}" if name else f"{self.source}: {text}")
 
-    def expected(self, what: str, got: object) -> ConfigError:
-        return self.error(f"expected {what}, got {got!r} ({_kind_of_toml(got)})")
+    def expected(self, what: str, got: object, hint: str = "") -> ConfigError:
+        return self.error(f"expected {what}, got {got!r} ({_kind_of_toml(got)}){hint}")
 
 
 def _value(hint: Any, value: Any, where: _Where) -> Any:
     """A value of the type ``hint``."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        chosen = next((note for note in args[1:] if isinstance(note, OneOf)), None)
+        chosen = _one_of(hint)
         return _chosen(chosen, value, where) if chosen else _value(args[0], value, where)
     if hint is Any:
         return value
@@ -160,6 +185,11 @@ def _value(hint: Any, value: Any, where: _Where) -> Any:
     if dataclasses.is_dataclass(hint):
         return _dataclass(hint, value, where)
     return _scalar(hint, value, where)
+
+
+def _one_of(hint: Any) -> OneOf | None:
+    notes = typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
+    return next((note for note in notes if isinstance(note, OneOf)), None)
 
 
 def _scalar(hint: Any, value: Any, where: _Where) -> Any:
@@ -186,23 +216,26 @@ def _union(args: Sequence[Any], value: Any, where: _Where) -> Any:
             return _value(option, value, where)
         except ConfigError:
             pass
-    raise where.expected(" or ".join(map(_describe, options)), value)
+    table = next((chosen for option in options if (chosen := _one_of(option))), None)
+    hint = _kind_meant(table, value) if table else ""
+    raise where.expected(" or ".join(map(_describe, options)), value, hint)
 
 
 def _chosen(chosen: OneOf, value: Any, where: _Where) -> Any:
     if not isinstance(value, Mapping):
-        raise where.expected("a table with a key 'kind'", value)
+        raise where.expected("a table with a key 'kind'", value, _kind_meant(chosen, value))
     rest = dict(value)
     if "kind" not in rest:
         raise where.error(f"needs a key 'kind', one of {_listed(chosen.classes)}")
     kind = _value(Literal[tuple(chosen.classes)], rest.pop("kind"), where / "kind")
-    return _dataclass(chosen.classes[kind], rest, where)
+    cls = chosen.classes[kind]
+    return _dataclass(cls, rest, where, chosen.hints_of(cls))
 
 
-def _dataclass(cls: Any, value: Any, where: _Where) -> Any:
+def _dataclass(cls: Any, value: Any, where: _Where, hints: Mapping[str, Any] | None = None) -> Any:
     if not isinstance(value, Mapping):
         raise where.expected("a table", value)
-    hints = typing.get_type_hints(cls, include_extras=True)
+    hints = hints or typing.get_type_hints(cls, include_extras=True)
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
     for key in value:
         if key not in fields:
@@ -221,7 +254,10 @@ def _dataclass(cls: Any, value: Any, where: _Where) -> Any:
 
 def to_table(config: Any) -> Table:
     """The table that `parse` would make ``config`` of; None is left out."""
-    hints = typing.get_type_hints(type(config), include_extras=True)
+    return _table(config, typing.get_type_hints(type(config), include_extras=True))
+
+
+def _table(config: Any, hints: Mapping[str, Any]) -> Table:
     return {
         field.name: _plain(hints[field.name], value)
         for field in dataclasses.fields(config)
@@ -235,12 +271,15 @@ def _plain(hint: Any, value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode()
     if typing.get_origin(hint) in (Union, types.UnionType):
-        # Only X | None holds anything that needs its declaration.
-        hint = typing.get_args(hint)[0]
-    args = typing.get_args(hint)
+        options = typing.get_args(hint)
+        held = (option for option in options if (c := _one_of(option)) and c.holds(value))
+        # Of others only X | None holds anything that needs its declaration.
+        hint = next(held, options[0])
+    args, chosen = typing.get_args(hint), _one_of(hint)
+    if chosen is not None:
+        return {"kind": chosen.kind_of(value), **_table(value, chosen.hints_of(type(value)))}
     if typing.get_origin(hint) is Annotated:
-        chosen = next((note for note in args[1:] if isinstance(note, OneOf)), None)
-        return {"kind": chosen.kind_of(value), **to_table(value)} if chosen else value
+        return value
     if isinstance(value, tuple | list):
         return [_plain(args[0] if args else Any, item) for item in value]
     if isinstance(value, Mapping):
@@ -281,6 +320,11 @@ def _kind_of_toml(value: object) -> str:
 
 def _listed(names: Iterable[object]) -> str:
     return ", ".join(map(str, names)) or "none"
+
+
+def _kind_meant(chosen: OneOf, value: object) -> str:
+    near = difflib.get_close_matches(str(value), chosen.classes, 1)
+    return f'; write {{ kind = "{near[0]}" }}' if near else ""
 
 
 def _meant(name: object, known: Iterable[object]) -> str:

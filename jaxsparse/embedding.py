@@ -17,16 +17,17 @@ from jax.sharding import Mesh
 
 from jaxsparse import checks, programs
 from jaxsparse.agreement import agree
-from jaxsparse.hashing import Identity
+from jaxsparse.hashing import Hashed, Identity
 from jaxsparse.ladder import Ladder, SlabNeed, SlabShape, bucket, smallest_shape
 from jaxsparse.layout import Layout
 from jaxsparse.local import LocalEmbedding, Residuals
 from jaxsparse.optimizers import rate_of
 from jaxsparse.packed import PackedIds
 from jaxsparse.packing import bag_width
+from jaxsparse.plan_text import counted
 from jaxsparse.planner import Plan, load_of, plan
 from jaxsparse.pooling import Activations
-from jaxsparse.prepared import PreparedIds, prepare_ids
+from jaxsparse.prepared import PreparedIds, key_rules, prepare_ids
 from jaxsparse.processes import is_shared, local_block, local_devices, put_blocks
 from jaxsparse.row_grads import RowGrads
 from jaxsparse.specs import Exchange, FeatureSpec, TableSpec, is_positive_int
@@ -126,6 +127,10 @@ class EmbeddingCollection:
     def feature_specs(self) -> dict[str, FeatureSpec]:
         """Features by name."""
         return {feature.name: feature for feature in self.features}
+
+    @functools.cached_property
+    def _key_rules(self) -> tuple[Hashed | None, ...]:
+        return key_rules(self.features)
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -372,11 +377,13 @@ class EmbeddingCollection:
             as_rows: ``keys`` are row numbers of the table, which its keys do not address.
 
         Raises:
-            ValueError: shapes do not match, or two keys address one row.
+            ValueError: shapes do not match, a value is no finite float32, or two keys address
+                one row.
+            TypeError: ``rows`` are no numbers.
         """
         owner, row = self._locate(table, keys, as_rows)
         checks.check_state(state, self.layout_fingerprint)
-        values = np.asarray(rows, np.float32)
+        values = checks.float32_rows(table, rows)
         expected = (row.size, self.tables[table].embedding_dim)
         if values.shape != expected:
             raise ValueError(f"write {table!r}: rows must be {expected}, got {values.shape}")
@@ -407,7 +414,8 @@ class EmbeddingCollection:
 
     def summary(self) -> str:
         """Tables, slabs, placements, bytes per device and load balance, for people."""
-        lines = [f"{len(self.features)} features on {self.num_shards} devices {self.axes}"]
+        features = counted(len(self.features), "feature")
+        lines = [f"{features} on {counted(self.num_shards, 'device')}, mesh axes {self.axes}"]
         for slab in self.layout.slabs:
             names = ", ".join(block.spec.name for block in slab.tables)
             rows = f"{slab.rows_per_shard:,} rows per device"
@@ -433,6 +441,9 @@ class EmbeddingCollection:
                 "ids must come from this collection's pack: (features, rows per shard of each "
                 f"slab) are {expected}, got {(ids.feature_names, ids.rows_per_shard)}"
             )
+        if ids.key_rules != self._key_rules:
+            rules = zip(self.features, ids.key_rules, self._key_rules, strict=True)
+            checks.refuse_key_rules(rules)
 
     def check_grads(self, ids: PackedIds, grads: Mapping[str, Any]) -> None:
         """Raises where gradients do not match the activations of ``ids``."""

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
+from jaxsparse.hashing import Hashed
 from jaxsparse.ladder import SlabNeed
 
 
@@ -94,20 +95,21 @@ class PackedIds:
     """Static: columns of ``lengths_by_feature``."""
     rows_per_shard: tuple[int, ...]
     """Static: R of each slab; ids addressed for one layout must not meet another."""
+    key_rules: tuple[Hashed | None, ...]
+    """Static, by feature: the rule that hashed its keys, None where keys are rows."""
     host: HostFacts | None = None
     """None once the ids have passed through jit."""
 
-    def tree_flatten(self) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    def tree_flatten(self) -> tuple[tuple[Any, Any], tuple[Any, ...]]:
         """Children and static part; ``host`` is left behind on purpose."""
-        static = (self.feature_names, self.rows_per_shard)
+        static = (self.feature_names, self.rows_per_shard, self.key_rules)
         return (self.slabs, self.lengths_by_feature), static
 
     @classmethod
-    def tree_unflatten(cls, static: tuple[Any, Any], children: tuple[Any, Any]) -> PackedIds:
+    def tree_unflatten(cls, static: tuple[Any, Any, Any], children: tuple[Any, Any]) -> PackedIds:
         """Inverse of `tree_flatten`."""
         slabs, lengths = children
-        names, rows = static
-        return cls(slabs, lengths, names, rows)
+        return cls(slabs, lengths, *static)
 
     @property
     def padded_samples(self) -> int:
@@ -169,4 +171,4 @@ class PackedIds:
             return dataclasses.replace(spec, value_slots=slots)
 
         slabs = tuple(map(slab_spec, self.slabs))
-        return PackedIds(slabs, cut, self.feature_names, self.rows_per_shard)
+        return PackedIds(slabs, cut, self.feature_names, self.rows_per_shard, self.key_rules)

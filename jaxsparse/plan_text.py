@@ -28,12 +28,22 @@ def format_bytes(count: float) -> str:
     return f"{count / 1024:.1f} TiB"
 
 
+def counted(count: int, what: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "slab"), counted(2000, "device")
+    ('1 slab', '2,000 devices')
+    """
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def describe_plan(plan: Plan) -> str:
     """The text of `Plan.describe`."""
     slabs = plan.layout.slabs
-    num_tables = sum(len(slab.tables) for slab in slabs)
+    tables = counted(sum(len(slab.tables) for slab in slabs), "table")
     have = "" if plan.device_bytes is None else f", each with {format_bytes(plan.device_bytes)}"
-    title = f"{num_tables} tables in {len(slabs)} slabs on {plan.num_shards} devices{have}"
+    devices = counted(plan.num_shards, "device")
+    title = f"{tables} in {counted(len(slabs), 'slab')} on {devices}{have}"
     return "\n".join([title, "", *_tables(plan), "", *_devices(plan), "", _balance(plan)])
 
 
@@ -71,7 +81,8 @@ def _balance(plan: Plan) -> str:
     total = sum(plan.bytes_per_device)
     return (
         f"bytes on all devices: {format_bytes(total)} ({total:,}); "
-        f"load balance (fullest / mean): {plan.balance:.3f}"
+        f"load balance (fullest / mean): {plan.balance:.3f}\n"
+        "load: embedding values read per sample (ids x dim), unless the plan was given another"
     )
 
 

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxsparse.encode import FixedIds, RaggedIds, encode, num_bags
+from jaxsparse.hashing import Hashed
 from jaxsparse.ladder import SlabNeed, SlabShape
 from jaxsparse.layout import SlabLayout
 from jaxsparse.packed import HostFacts, PackedIds
@@ -81,7 +82,14 @@ class PreparedIds:
         host = HostFacts(self.num_samples, needs, ignored, num_values)
         rows = tuple(part.slab.rows_per_shard for part in self.features)
         shipped_later: Any = lengths
-        return PackedIds(packed, shipped_later, tuple(self.specs), rows, host)
+        rules = key_rules(self.specs.values())
+        return PackedIds(packed, shipped_later, tuple(self.specs), rows, rules, host)
+
+
+def key_rules(specs: Iterable[FeatureSpec]) -> tuple[Hashed | None, ...]:
+    """How keys of each feature become rows: by hash, or None where they are rows."""
+    rules = [spec.table.keys for spec in specs]
+    return tuple(rule if isinstance(rule, Hashed) else None for rule in rules)
 
 
 def prepare_ids(

@@ -650,7 +650,7 @@ def test_a_narrow_wire_says_that_it_is_not_exact():
 
 def test_summary_names_tables_slabs_and_bytes(emb):
     text = emb.summary()
-    assert "5 features on 4 devices ('shard',)" in text
+    assert "5 features on 4 devices, mesh axes ('shard',)" in text
     for table in emb.tables:
         assert table in text
     for slab in emb.layout.slabs:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -236,7 +238,36 @@ def test_write_refuses(emb, state):
         emb.write(state, "item", [1, 2], np.zeros((2, 3)))
     with pytest.raises(ValueError, match=r"write 'item': 2 keys address one row, the first is .*7"):
         emb.write(state, "item", [1, 7, 2, 7], np.zeros((4, 4)))
+    for rows, text in (
+        (np.full((1, 4), "a"), "write 'item': rows must be real numbers, got <U1"),
+        (np.full((1, 4), 1j), "write 'item': rows must be real numbers, got complex128"),
+    ):
+        with pytest.raises(TypeError, match=re.escape(text)):
+            emb.write(state, "item", [1], rows)
+    for value, told in ((1e300, "1e+300"), (np.nan, "nan"), (-np.inf, "-inf")):
+        text = f"write 'item': every value must be a finite float32, got {told} at [0, 2]"
+        with pytest.raises(ValueError, match=re.escape(text)):
+            emb.write(state, "item", [1], [[0.0, 1.0, value, 0.0]])
     assert not state.slabs[0].is_deleted(), "a refused write must leave the state alone"
+
+
+def test_ids_of_another_hash_are_refused():
+    def collection(keys):
+        table = js.TableSpec("item", vocabulary_size=10, embedding_dim=4, keys=keys)
+        return js.EmbeddingCollection([js.FeatureSpec("shown", table)], mesh=MESH)
+
+    emb = collection(js.Hashed(seed=0))
+    state = emb.init(jax.random.key(0))
+    keys = {"shown": np.array([1, 2])}
+    emb.lookup(state, collection(js.Hashed(seed=0)).pack(keys))
+    with pytest.raises(ValueError) as caught:
+        emb.lookup(state, collection(js.Hashed(seed=1)).pack(keys))
+    assert str(caught.value) == (
+        "ids of feature 'shown' were packed where keys are hashed (seed 1, 0 exact keys); in table "
+        "'item' of this collection keys are hashed (seed 0, 0 exact keys): pack them with it"
+    )
+    with pytest.raises(ValueError, match="were packed where keys are rows; in table 'item'"):
+        emb.lookup(state, collection(js.Identity()).pack(keys))
 
 
 def test_write_refuses_keys_that_collide(emb):

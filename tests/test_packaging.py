@@ -122,3 +122,10 @@ def test_wheel_works_in_a_clean_environment(built: pathlib.Path, tmp_path: pathl
     run(python, "-c", CHECK_INSTALLED, cwd=tmp_path)
     assert "train" in run(venv / "bin" / "jaxsparse", "--help", cwd=tmp_path)
     assert "train" in run(python, "-m", "jaxsparse", "--help", cwd=tmp_path)
+
+
+def test_the_root_shows_the_public_names_alone() -> None:
+    import jaxsparse as js
+
+    assert dir(js) == sorted(js.__all__)
+    assert all(hasattr(js, name) for name in js.__all__)

@@ -230,8 +230,10 @@ def test_describe() -> None:
     assert ["s0", "single", "on", "0", "30,000"] in [line.split()[:5] for line in lines]
     devices = [line.split()[0] for line in lines if line[:1].isdigit()][1:]
     assert devices == ["0", "1", "2", "3-7"]  # alike devices share a line
-    assert f"({sum(made.bytes_per_device):,})" in lines[-1]
-    assert lines[-1].endswith(f"load balance (fullest / mean): {made.balance:.3f}")
+    assert f"({sum(made.bytes_per_device):,})" in lines[-2]
+    assert lines[-2].endswith(f"load balance (fullest / mean): {made.balance:.3f}")
+    assert lines[-1].startswith("load: embedding values read per sample (ids x dim)")
+    assert plan([_table("a", 2)], 1).describe().startswith("1 table in 1 slab on 1 device\n")
 
 
 def test_describe_counts_the_tables_it_leaves_out() -> None:

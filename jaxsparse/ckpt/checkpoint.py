@@ -35,6 +35,7 @@ from jaxsparse.ckpt.manifest import (
     Manifest,
     check_files,
     check_fit,
+    describe_feature,
     describe_table,
     leaf_name,
     read_manifest,
@@ -275,6 +276,7 @@ def _manifest(snapshot: Snapshot) -> Manifest:
         "jaxsparse": version("jaxsparse"),
         "bytes": snapshot.nbytes,
         "tables": {n: describe_table(spec) for n, spec in snapshot.emb.tables.items()},
+        "features": [describe_feature(spec) for spec in snapshot.emb.features],
         "learning_rates": _specified_rates(snapshot.emb),
         "leaves": leaves,
         "parts": parts,
@@ -291,14 +293,18 @@ def _specified_rates(emb: EmbeddingCollection) -> dict[str, float | str]:
     }
 
 
-def _wanted(emb: EmbeddingCollection, template: Any) -> Mapping[str, Mapping[str, Any]]:
+def _wanted(emb: EmbeddingCollection, template: Any) -> Mapping[str, Any]:
     leaves: dict[str, Any] = {}
     for array in table_arrays(emb, template.embeddings):
         name = leaf_name(array.block.spec.name, array.name)
         leaves[name] = [list(array.shape), str(array.dtype)]
     for name, leaf in _small_leaves(template).items():
         leaves[name] = [list(leaf.shape), str(leaf.dtype)]
-    return {"tables": {n: describe_table(s) for n, s in emb.tables.items()}, "leaves": leaves}
+    return {
+        "tables": {n: describe_table(s) for n, s in emb.tables.items()},
+        "features": [describe_feature(spec) for spec in emb.features],
+        "leaves": leaves,
+    }
 
 
 def _readers(

@@ -186,6 +186,11 @@ class CheckpointManager:
         self._thread = threading.Thread(target=write, name="jaxsparse-save")
         self._thread.start()
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save is being written in the background."""
+        return self._thread is not None and self._thread.is_alive()
+
     def wait(self) -> None:
         """Waits for a save in the background.
 

@@ -12,9 +12,9 @@ from typing import Any
 from jaxsparse.addressing import ADDRESSING_VERSION
 from jaxsparse.ckpt.errors import CheckpointError, DamagedError
 from jaxsparse.hashing import HASH_VERSION, Hashed
-from jaxsparse.specs import TableSpec
+from jaxsparse.specs import FeatureSpec, TableSpec
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "manifest.json"
 
 Manifest = dict[str, Any]
@@ -43,6 +43,11 @@ def describe_table(spec: TableSpec) -> dict[str, Any]:
         "order": ADDRESSING_VERSION,
         "optimizer": type(spec.optimizer).__name__ if spec.trainable else "frozen",
     }
+
+
+def describe_feature(spec: FeatureSpec) -> dict[str, Any]:
+    """What a model has learned of a feature: its place among the others counts as well."""
+    return {"name": spec.name, "table": spec.table.name, "combiner": spec.combiner}
 
 
 def write_manifest(folder: Path, content: Manifest) -> None:
@@ -101,7 +106,7 @@ def read_manifest(folder: Path) -> Manifest:
     version = manifest.get("format") if isinstance(manifest, dict) else None
     if version != FORMAT:
         raise CheckpointError(f"{folder}: has format {version!r}, this version reads {FORMAT}")
-    needed = {"tables", "learning_rates", "leaves", "parts", "files", "checksum"}
+    needed = {"tables", "features", "learning_rates", "leaves", "parts", "files", "checksum"}
     lacking = needed - set(manifest)
     if lacking:
         raise CheckpointError(f"{path}: lacks {sorted(lacking)}; is it of another program?")
@@ -111,15 +116,15 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_fit(
-    folder: Path, saved: Manifest, wanted: Mapping[str, Mapping[str, Any]], allow_new: bool
+    folder: Path, saved: Manifest, wanted: Mapping[str, Any], allow_new: bool
 ) -> tuple[str, ...]:
     """Compares what was saved with what a state needs.
 
     Args:
         folder: named in errors.
         saved: the manifest.
-        wanted: its ``tables`` and ``leaves`` for the state that is to be loaded.
-        allow_new: whether tables and leaves may be missing in it.
+        wanted: its ``tables``, ``features`` and ``leaves`` for the state that is to be loaded.
+        allow_new: whether tables, features and leaves may be missing in it.
 
     Returns:
         Names of what is missing.
@@ -141,6 +146,8 @@ def check_fit(
                 for field in now
                 if old.get(field) != now[field]
             ]
+    new_features, wrong_features = _compare_features(saved["features"], wanted["features"])
+    new, wrong = new + new_features, wrong + wrong_features
     for name in _names(saved["leaves"], wanted["leaves"]):
         table = _table_of(name)
         if table is not None and not (table in saved["tables"] and table in wanted["tables"]):
@@ -158,6 +165,31 @@ def check_fit(
         lines = "\n  ".join(wrong)
         raise CheckpointError(f"{folder}: does not fit the state:\n  {lines}\n" + "; ".join(ways))
     return tuple(new)
+
+
+def _compare_features(
+    saved: list[dict[str, Any]], wanted: list[dict[str, Any]]
+) -> tuple[list[str], list[str]]:
+    """Features that are new, and what is wrong with the others."""
+    before = {feature["name"]: feature for feature in saved}
+    now = {feature["name"]: feature for feature in wanted}
+    new = [f"features/{name}" for name in now if name not in before]
+    wrong = [
+        f"features/{name}: saved, but there is no such feature now"
+        for name in before
+        if name not in now
+    ]
+    both = [name for name in before if name in now]
+    for name in both:
+        wrong += [
+            f"features/{name}: {field} was {before[name][field]!r}, is {now[name][field]!r}"
+            for field in ("table", "combiner")
+            if before[name][field] != now[name][field]
+        ]
+    order = [name for name in now if name in before]
+    if order != both:
+        wrong.append(f"features: their order was {both}, is {order}")
+    return new, wrong
 
 
 def leaf_name(table: str, array: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from jaxsparse.config import ConfigError
 from jaxsparse.data import Batch
 from jaxsparse.distributed import check_collectives
 from jaxsparse.mesh import make_mesh
+from jaxsparse.train.report import json_safe
 
 STEPS = 10
 TOLERANCE = 1e-3
@@ -29,7 +31,9 @@ TOLERANCE = 1e-3
 Leaves = dict[str, npt.NDArray[Any]]
 
 
-def run_check(run: str | None, assignments: Sequence[str], tolerance: float) -> int:
+def run_check(
+    run: str | None, assignments: Sequence[str], tolerance: float, *, only_json: bool
+) -> int:
     """Prints the largest difference by leaf; returns 1 where one is above the tolerance.
 
     In a job of several processes, none of which could run on one device alone, it compares the
@@ -56,11 +60,11 @@ def run_check(run: str | None, assignments: Sequence[str], tolerance: float) -> 
         train = load_split(config, "train", embs[0].features)
         assert train is not None, "every kind of data has a train split"
     batches = list(itertools.islice(train.dataset, STEPS))
-    tell(f"{len(batches)} steps of {config.train.batch_size} on 1 and on {count} devices")
+    tell(f"{len(batches)} steps of {config.train.batch_size} on 1 device and on {count} devices")
     start, alone = _train(config, embs[0], batches)
     _, together = _train(config, embs[1], batches)
     differences = compare(start, alone, together)
-    return report(differences, tolerance, count)
+    return report(differences, tolerance, count, only_json=only_json)
 
 
 def _train(config: RunConfig, emb: Any, batches: Sequence[Batch]) -> tuple[Leaves, Leaves]:
@@ -114,14 +118,29 @@ def _largest(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
     return float(np.where(np.isnan(difference), np.inf, difference).max())
 
 
-def report(differences: Sequence[Difference], tolerance: float, num_devices: int) -> int:
-    """Prints the table and the verdict; returns the exit code."""
-    width = max(len(d.leaf) for d in differences)
-    print(f"{'leaf':{width}}  {'difference':>10}  {'change':>10}  {'share':>8}")
-    for d in differences:
-        print(f"{d.leaf:{width}}  {d.largest:>10.2e}  {d.change:>10.2e}  {d.share:>8.1e}")
+def report(
+    differences: Sequence[Difference], tolerance: float, num_devices: int, *, only_json: bool
+) -> int:
+    """Prints the table and the verdict, or both as JSON; returns the exit code."""
     bad = [d.leaf for d in differences if not d.share <= tolerance]
-    verdict = f"differ by more than {tolerance:g} of their change: {', '.join(bad)}"
+    if only_json:
+        largest = {d.leaf: d.share for d in differences}
+        verdict = {"agree": not bad, "devices": num_devices, "tolerance": tolerance}
+        print(json.dumps({**verdict, "differ": bad, "shares": json_safe(largest)}))
+        return 1 if bad else 0
+    _print_table(differences)
+    differ = f"differ by more than {tolerance:g} of their change: {', '.join(bad)}"
     agreed = f"all {len(differences)} leaves agree within {tolerance:g} of their change"
-    print(f"1 and {num_devices} devices: {verdict if bad else agreed}")
+    print(f"1 device and {num_devices} devices: {differ if bad else agreed}")
     return 1 if bad else 0
+
+
+def _print_table(differences: Sequence[Difference]) -> None:
+    """Leaves that neither changed nor differ are counted."""
+    shown = [d for d in differences if d.largest or d.change]
+    width = max([len("leaf"), *(len(d.leaf) for d in shown)])
+    print(f"{'leaf':{width}}  {'difference':>10}  {'change':>10}  {'share':>8}")
+    for d in shown:
+        print(f"{d.leaf:{width}}  {d.largest:>10.2e}  {d.change:>10.2e}  {d.share:>8.1e}")
+    if rest := len(differences) - len(shown):
+        print(f"{rest} more that the steps did not change, equal on both")

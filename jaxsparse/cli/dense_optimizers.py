@@ -7,13 +7,15 @@ import dataclasses
 
 import optax
 
+from jaxsparse.cli.schedules import Rate
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DenseAdam:
     """``[optimizer]`` with ``kind = "adam"``."""
 
-    learning_rate: float = 1e-3
-    """>= 0."""
+    learning_rate: Rate = 1e-3
+    """A number >= 0, or a schedule of the global step."""
 
     b1: float = 0.9
     """Decay of the first moment, in [0, 1)."""
@@ -42,8 +44,8 @@ class DenseAdam:
 class DenseAdagrad:
     """``[optimizer]`` with ``kind = "adagrad"``."""
 
-    learning_rate: float = 1e-2
-    """>= 0."""
+    learning_rate: Rate = 1e-2
+    """As of ``adam``."""
 
     initial_accumulator: float = 0.1
     """Sum of squared gradients to start with, >= 0."""
@@ -61,8 +63,8 @@ class DenseAdagrad:
 class DenseSGD:
     """``[optimizer]`` with ``kind = "sgd"``."""
 
-    learning_rate: float = 1e-2
-    """>= 0."""
+    learning_rate: Rate = 1e-2
+    """As of ``adam``."""
 
     momentum: float = 0.0
     """In [0, 1)."""
@@ -80,6 +82,8 @@ def _in_range(section: object, **limits: float | None) -> None:
     """Raises where a field is negative, or not below its limit."""
     for name, limit in limits.items():
         value = getattr(section, name)
+        if callable(value):
+            continue  # a schedule, which has checked itself
         if value < 0 or (limit is not None and value >= limit):
             below = "" if limit is None else f" and < {limit:g}"
             raise ValueError(f"{name} must be >= 0{below}, got {value:g}")

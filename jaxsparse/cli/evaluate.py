@@ -11,21 +11,32 @@ import jax
 from jaxsparse.ckpt import restore_state
 from jaxsparse.cli.resolve import config_errors, make_collection, make_trainer, resolve
 from jaxsparse.cli.run_config import load_config
-from jaxsparse.cli.run_folder import find_checkpoint, find_config
+from jaxsparse.cli.run_folder import choose_checkpoint, find_config
 from jaxsparse.cli.splits import load_final_split
 from jaxsparse.cli.tell import final_metrics, print_result
 
 
-def run_eval(run_dir: str, assignments: Sequence[str], *, only_json: bool) -> int:
-    """Evaluates the last state of a run, on the mesh there is now; returns the exit code."""
+def run_eval(
+    run_dir: str, assignments: Sequence[str], *, checkpoint: str | None, only_json: bool
+) -> int:
+    """Evaluates a state of a run, on the mesh there is now; returns the exit code.
+
+    Args:
+        run_dir: folder of the run.
+        assignments: of ``--set``.
+        checkpoint: ``latest``, ``best``, a step; None is the state the run is judged by.
+        only_json: print the JSON line only.
+    """
     config, source = load_config(find_config(run_dir), assignments)
-    checkpoint = find_checkpoint(run_dir, config)
+    save = choose_checkpoint(run_dir, config, checkpoint)
     with config_errors(source):
         config = resolve(config, source)
         emb = make_collection(config)
         trainer = make_trainer(config, emb)
         split = load_final_split(config, emb.features)
     fresh = trainer.init(jax.random.key(config.run.seed))
-    state = restore_state(checkpoint, emb, fresh)
-    print_result(final_metrics(trainer, state, split), Path(run_dir), only_json)
+    state = restore_state(save, emb, fresh)
+    with config_errors(source):  # such as weights that are all 0
+        result = final_metrics(trainer, state, split)
+    print_result(result, Path(run_dir), only_json)
     return 0

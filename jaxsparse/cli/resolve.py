@@ -14,10 +14,10 @@ import jax
 from flax import nnx
 
 from jaxsparse.ckpt import CheckpointError
-from jaxsparse.cli.run_config import FileData, MeshSection, RunConfig
+from jaxsparse.cli.run_config import MeshSection, RunConfig
 from jaxsparse.cli.table_config import FeatureSection, TableSection
 from jaxsparse.config import ConfigError
-from jaxsparse.data import CriteoFiles, DataError
+from jaxsparse.data import ColumnFiles, CriteoFiles, DataError, SplitFiles
 from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.hashing import Identity
 from jaxsparse.initializers import uniform
@@ -73,7 +73,7 @@ def resolve(config: RunConfig, source: str) -> RunConfig:
         for name in dict.fromkeys(used)
     }
     data = config.data
-    if isinstance(data, FileData) or (isinstance(data, CriteoFiles) and "://" not in data.dir):
+    if isinstance(data, SplitFiles) and "://" not in data.dir:
         data = dataclasses.replace(data, dir=str(Path(data.dir).absolute()))
     return dataclasses.replace(
         config,
@@ -92,7 +92,7 @@ def feature_names(config: RunConfig) -> list[str]:
     """Features of the data, in order."""
     if isinstance(config.data, CriteoFiles):
         return list(config.data.feature_names)
-    if isinstance(config.data, FileData):
+    if isinstance(config.data, ColumnFiles):
         return list(config.data.columns.features)
     return [field.name for field in config.data.config.fields]
 
@@ -101,7 +101,7 @@ def num_dense(config: RunConfig) -> int:
     """Dense columns of the data."""
     if isinstance(config.data, CriteoFiles):
         return config.data.num_dense
-    if isinstance(config.data, FileData):
+    if isinstance(config.data, ColumnFiles):
         return len(config.data.columns.dense)
     return int(config.data.config.num_dense)
 
@@ -188,7 +188,7 @@ def _with_rows(
     """A table with its rows; those of the synthetic log are as long as their fields need."""
     if section.vocabulary_size is not None:
         return section
-    if isinstance(config.data, FileData | CriteoFiles):
+    if isinstance(config.data, SplitFiles):
         raise ConfigError(
             f"{source}: tables.{name}.vocabulary_size: is missing, expected the number of rows"
         )

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from jaxsparse.cli.dense_optimizers import DenseAdagrad, DenseAdam, DenseSGD
 from jaxsparse.cli.table_config import FeatureSection, TableSection
 from jaxsparse.config import one_of, override, parse, read_toml
-from jaxsparse.data import ColumnSchema, CriteoFiles, SyntheticConfig
+from jaxsparse.data import ColumnFiles, CriteoFiles, SplitFiles, SyntheticConfig
 from jaxsparse.train.batches import OnBadSample
 
 SYNTHETIC = Path(__file__).with_name("synthetic.toml")
@@ -68,31 +68,6 @@ class SyntheticData:
         """Validates the fields."""
         _at_least(self, 1, "train_rows", "test_rows")
         _check_seed(self.seed)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FileData:
-    """``[data]`` with ``kind = "files"``: CSV (plain or gzipped) and Parquet files."""
-
-    dir: str = "."
-    """Folder of the files; relative to the current folder."""
-
-    train: str | tuple[str, ...]
-    """File or files trained on."""
-
-    valid: str | tuple[str, ...] = ()
-    """Evaluated during training; what ``train.keep_best`` chooses by."""
-
-    test: str | tuple[str, ...] = ()
-    """Evaluated once at the end; without it ``valid`` is."""
-
-    columns: ColumnSchema
-    """Which columns are what."""
-
-    def paths(self, split: str) -> list[Path]:
-        """Files of ``train``, ``valid`` or ``test``, possibly none."""
-        names = getattr(self, split)
-        return [Path(self.dir, name) for name in ([names] if isinstance(names, str) else names)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -200,7 +175,7 @@ class RunConfig:
     """A whole run."""
 
     run: RunSection = RunSection()
-    data: Annotated[Any, one_of(synthetic=SyntheticData, files=FileData, criteo=CriteoFiles)]
+    data: Annotated[Any, one_of(synthetic=SyntheticData, files=ColumnFiles, criteo=CriteoFiles)]
     table_defaults: TableSection = dataclasses.field(default_factory=TableSection)
     tables: dict[str, TableSection] = dataclasses.field(default_factory=dict)
     feature_defaults: FeatureSection = dataclasses.field(default_factory=FeatureSection)
@@ -215,7 +190,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Validates what needs two sections."""
-        has_valid = isinstance(self.data, FileData | CriteoFiles) and bool(self.data.valid)
+        has_valid = isinstance(self.data, SplitFiles) and bool(self.data.valid)
         if self.train.keep_best and not has_valid:
             raise ValueError("train.keep_best needs data.valid, the files it chooses by")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder a run leaves: ``config.toml``, ``metrics.jsonl``, a picture of it, checkpoints."""
+"""The folder a run leaves: ``config.toml``, ``metrics.jsonl``, TensorBoard events, checkpoints."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ CONFIG = "config.toml"
 METRICS = "metrics.jsonl"
 PICTURE = "training.png"
 CHECKPOINTS = "checkpoints"
+PROFILE = "profile"
 
 
 def make_run_folder(
@@ -41,22 +42,14 @@ def make_run_folder(
         The folder, and the text of the configuration it had.
 
     Raises:
-        ConfigError: the folder holds a run that is not to be resumed, none that must be, or none
-            can be made there.
+        ConfigError: see `check_run_folder`; or none can be made there.
     """
-    path = _free_folder(config.run.name) if resume == "never" else Path("runs", config.run.name)
-    path = path if given is None else Path(given)
-    old = read_toml(path / CONFIG) if (path / CONFIG).exists() else None
-    old_text = None if old is None else (path / CONFIG).read_text(encoding="utf-8")
-    if old is not None and resume == "never":
-        raise ConfigError(
-            f"{path}: holds a run; give --run-dir a new folder, or go on with it by --resume auto"
-        )
-    if old is None and resume == "must":
-        raise ConfigError(f"{path}: holds no run to go on with (--resume must)")
+    path = check_run_folder(config, given, resume)
+    old_text = None
     new = to_table(config)
-    if old is not None:
-        for change in _changes(old, new):
+    if (path / CONFIG).exists():
+        old_text = (path / CONFIG).read_text(encoding="utf-8")
+        for change in _changes(read_toml(path / CONFIG), new):
             tell(f"another configuration than the run had: {change}")
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -64,6 +57,27 @@ def make_run_folder(
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
     return path, old_text
+
+
+def check_run_folder(config: RunConfig, given: str | None, resume: Resume) -> Path:
+    """Which folder a run would have; arguments as `make_run_folder`. Makes nothing.
+
+    Raises:
+        ConfigError: it holds a run that is not to be resumed, or none that must be, or it is a
+            file.
+    """
+    path = _free_folder(config.run.name) if resume == "never" else Path("runs", config.run.name)
+    path = path if given is None else Path(given)
+    holds_run = (path / CONFIG).exists()
+    if holds_run and resume == "never":
+        raise ConfigError(
+            f"{path}: holds a run; give --run-dir a new folder, or go on with it by --resume auto"
+        )
+    if not holds_run and resume == "must":
+        raise ConfigError(f"{path}: holds no run to go on with (--resume must)")
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{path}: is a file, expected a folder or a name for a new one")
+    return path
 
 
 def restore_config(path: Path, text: str | None) -> None:
@@ -137,7 +151,7 @@ def find_config(run_dir: str) -> Path:
     return path
 
 
-def find_checkpoint(run_dir: str, config: RunConfig) -> Path:
+def find_checkpoint(run_dir: str | Path, config: RunConfig) -> Path:
     """The save a run is judged by: the latest, with ``train.keep_best`` the best one.
 
     Raises:
@@ -149,6 +163,34 @@ def find_checkpoint(run_dir: str, config: RunConfig) -> Path:
     if step is None:
         raise ConfigError(f"{run_dir}: has no checkpoint; did the training come to a save?")
     return manager.path(step)
+
+
+def choose_checkpoint(run_dir: str | Path, config: RunConfig, which: str | None) -> Path:
+    """A save of a run.
+
+    Args:
+        run_dir: folder of the run.
+        config: of the run.
+        which: ``latest``, ``best``, a step, or None as `find_checkpoint`.
+
+    Raises:
+        ConfigError: there is no such save.
+    """
+    if which is None:
+        return find_checkpoint(run_dir, config)
+    manager = CheckpointManager(Path(run_dir, CHECKPOINTS), best="auc")
+    steps = manager.steps()
+    if which in ("latest", "best"):
+        step = manager.latest() if which == "latest" else manager.best_step()
+        if step is None:
+            why = "; train.keep_best saves after evaluations" if steps else ""
+            raise ConfigError(f"{run_dir}: has no {which} checkpoint{why}")
+        return manager.path(step)
+    if not which.isdecimal():
+        raise ConfigError(f"--checkpoint: expected latest, best or a step, got {which!r}")
+    if int(which) not in steps:
+        raise ConfigError(f"{run_dir}: no checkpoint at step {which}; there are {steps}")
+    return manager.path(int(which))
 
 
 def _free_folder(name: str) -> Path:

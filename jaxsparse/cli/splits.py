@@ -5,26 +5,27 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import numpy as np
 
-from jaxsparse.cli.run_config import FileData, RunConfig, SyntheticData
+from jaxsparse.cli.run_config import RunConfig, SyntheticData
 from jaxsparse.config import ConfigError
 from jaxsparse.data import (
     ArrayDataset,
+    BadRows,
     BatchShare,
-    CriteoFiles,
+    ColumnFiles,
+    ColumnSchema,
     DataError,
+    OnBadRow,
+    SplitFiles,
     StreamDataset,
     from_arrays,
-    from_files,
     synthetic_click_log,
 )
+from jaxsparse.data.sources import find_sources
 from jaxsparse.hashing import Identity
-from jaxsparse.ragged import Ragged
 from jaxsparse.specs import FeatureSpec
 from jaxsparse.train import StreamingAUC
 
@@ -40,14 +41,26 @@ class Split:
     best_auc: float | None = None
     """AUC of the true probabilities, where they are known."""
 
+    skips: bool = False
+    """Whether bad rows are left out."""
+
+    @property
+    def bad_rows(self) -> BadRows:
+        """What was skipped."""
+        return self.dataset.bad_rows if isinstance(self.dataset, StreamDataset) else BadRows()
+
 
 def load_split(config: RunConfig, name: SplitName, features: Sequence[FeatureSpec]) -> Split | None:
-    """Reads or generates a split; None where the run has none of that name.
+    """Opens or generates a split; None where the run has none of that name.
+
+    The first batch of a stream is drawn, so that most of what is wrong with its columns is told
+    before anything is made of it.
 
     Raises:
         DataError: a file is missing or broken, or a key is outside its table.
-        ConfigError: the schema and the data do not fit.
+        ConfigError: the schema and the tables do not fit.
     """
+    count = jax.process_count()
     options: dict[str, Any] = {"batch_size": config.train.eval_batch_size}
     if name == "train":
         options = {
@@ -55,22 +68,57 @@ def load_split(config: RunConfig, name: SplitName, features: Sequence[FeatureSpe
             "shuffle": config.train.shuffle,
             "seed": config.run.seed,
         }
-    if isinstance(config.data, SyntheticData):
-        return _generate(config.data, name, options)
-    if isinstance(config.data, CriteoFiles):
-        stream = config.data.stream(name, **options)
-        return None if stream is None else Split(name, stream)
-    paths = config.data.paths(name)
-    if not paths:
+    data = config.data
+    if isinstance(data, SyntheticData):
+        return _generate(data, name, options)
+    if isinstance(data, ColumnFiles):
+        data = dataclasses.replace(data, columns=limited(data.columns, features))
+    if name != "train":
+        # Metrics do not depend on it, but processes share batches evenly.
+        options["batch_size"] = max(options["batch_size"] // count, 1) * count
+    options |= {"process_index": jax.process_index(), "process_count": count}
+    stream = data.stream(name, **options)
+    if stream is None:
         return None
-    dataset = from_files([str(path) for path in paths], config.data.columns, **options)
+    _draw_first(stream, name)
+    return Split(name, stream, skips=data.on_bad_row == "skip")
+
+
+def limited(schema: ColumnSchema, features: Sequence[FeatureSpec]) -> ColumnSchema:
+    """A schema that refuses keys without a row: then a message has their file and line.
+
+    Raises:
+        ConfigError: keys are strings and their table takes integers as rows.
+    """
+    columns: dict[str, Any] = {**schema.feature_columns()}
     for feature in features:
-        check_keys(feature, dataset.rows.features[feature.name], paths)
-    return Split(name, _share(dataset))
+        table, column = feature.table, columns[feature.name]
+        if not isinstance(table.keys, Identity):
+            continue
+        if column.type == "string":
+            raise ConfigError(
+                f"feature {feature.name!r}: its keys are strings, and table {table.name!r} takes "
+                'integers as rows; set its keys = { kind = "hashed" }'
+            )
+        # A padding id need not be a row; where there is one the tables look at the keys.
+        if table.keys.out_of_range == "error" and feature.padding_id is None:
+            limit = min(column.limit or table.vocabulary_size, table.vocabulary_size)
+            columns[feature.name] = dataclasses.replace(column, limit=limit)
+    return dataclasses.replace(schema, features=columns)
+
+
+def _draw_first(stream: StreamDataset, name: SplitName) -> None:
+    bad = stream.bad_rows
+    if not len(stream):
+        raise DataError(f"data.{name}: there are no rows, {bad.total:,} were skipped")
+    start = stream.state()
+    batches = iter(stream)
+    next(batches)
+    stream.restore(start)
 
 
 def _share(dataset: ArrayDataset) -> ArrayDataset | BatchShare:
-    """This process's part of data that every process has read or generated."""
+    """This process's part of data that every process has generated."""
     if jax.process_count() == 1:
         return dataset
     return BatchShare(dataset, jax.process_index(), jax.process_count())
@@ -84,50 +132,20 @@ def load_final_split(config: RunConfig, features: Sequence[FeatureSpec]) -> Spli
     return split
 
 
+def bad_row_assignment(on_bad_row: OnBadRow | None) -> list[str]:
+    """What ``--on-bad-row`` stands for."""
+    return [] if on_bad_row is None else [f"data.on_bad_row={on_bad_row}"]
+
+
 def check_files(config: RunConfig) -> None:
     """Raises for the first file of any split that is not there, before any of them is read."""
-    if isinstance(config.data, FileData):
+    if isinstance(config.data, SplitFiles):
         for name in ("train", "valid", "test"):
-            for path in config.data.paths(name):
-                if not path.exists():
-                    raise DataError(f"{path}: no such file (data.{name})")
-
-
-def check_keys(
-    feature: FeatureSpec, column: np.ndarray[Any, Any] | Ragged, paths: list[Path]
-) -> None:
-    """Raises where a key has no row in an `Identity` table, naming file, row and value."""
-    table = feature.table
-    if not isinstance(table.keys, Identity):
-        return
-    source = ", ".join(map(str, paths))
-    values = column.values if isinstance(column, Ragged) else column
-    if values.dtype.kind not in "iu":
-        raise DataError(
-            f"{source}: feature {feature.name!r}: keys such as {values.flat[0]!r} are not integers "
-            f'and table {table.name!r} takes them as rows; set its keys = {{ kind = "hashed" }}'
-        )
-    if table.keys.out_of_range == "ignore":
-        return
-    outside = (values < 0) | (values >= table.vocabulary_size)
-    if feature.padding_id is not None:
-        outside &= values != feature.padding_id
-    if outside.any():
-        position = int(outside.argmax())
-        row = position
-        if isinstance(column, Ragged):
-            row = int(np.searchsorted(column.row_splits, position, side="right")) - 1
-        raise DataError(
-            f"{source}: {_place(row, paths)}: feature {feature.name!r}: key {values[position]} is "
-            f"outside 0..{table.vocabulary_size - 1} of table {table.name!r}"
-        )
-
-
-def _place(row: int, paths: list[Path]) -> str:
-    """Lines are those of a file with one line a row, the header being line 1."""
-    if len(paths) == 1 and ".parquet" not in paths[0].suffixes:
-        return f"line {row + 2}"
-    return f"row {row}"
+            try:
+                if paths := config.data.paths(name):
+                    find_sources(paths)
+            except DataError as error:
+                raise DataError(f"{error} (data.{name})") from error
 
 
 def _generate(data: SyntheticData, name: SplitName, options: dict[str, Any]) -> Split | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any, Literal
 
+from jaxsparse.cli.schedules import Rate
 from jaxsparse.config import one_of
 from jaxsparse.hashing import Hashed, Identity
 from jaxsparse.initializers import constant, normal, uniform
@@ -13,7 +14,10 @@ from jaxsparse.optimizers import SGD, Adagrad, Adam, Ftrl, RowwiseAdagrad
 from jaxsparse.specs import Placement, Truncate
 
 SparseRule = Annotated[
-    Any, one_of(sgd=SGD, adagrad=Adagrad, rowwise_adagrad=RowwiseAdagrad, adam=Adam, ftrl=Ftrl)
+    Any,
+    one_of(
+        sgd=SGD, adagrad=Adagrad, rowwise_adagrad=RowwiseAdagrad, adam=Adam, ftrl=Ftrl
+    ).with_fields(learning_rate=Rate),
 ]
 Keys = Annotated[Any, one_of(identity=Identity, hashed=Hashed)]
 Init = Annotated[Any, one_of(uniform=uniform, normal=normal, constant=constant)]

@@ -24,9 +24,22 @@ def final_metrics(trainer: Trainer, state: TrainState, split: Split) -> dict[str
     """Metrics of a state on a split, beside the best reachable AUC where it is known."""
     metrics = trainer.evaluate(state, split.dataset)
     result = {"step": int(state.step), "split": split.name, **metrics}
+    if split.skips:
+        result["skipped_rows"] = skipped_rows(split)
     if split.best_auc is not None:
         result["best_auc"] = split.best_auc
     return result
+
+
+def skipped_rows(*splits: Split | None) -> dict[str, dict[str, int]]:
+    """Rows that were left out, by split and reason, the most frequent reason first."""
+    return {split.name: dict(split.bad_rows.counts.most_common()) for split in splits if split}
+
+
+def tell_skipped(split: Split) -> None:
+    """Tells which rows of a split are left out, with the first of each kind."""
+    for reason, told in split.bad_rows.report().items():
+        tell(f"{split.name}: {told['rows']:,} rows skipped, {reason}; first: {told['example']}")
 
 
 def print_result(result: dict[str, Any], folder: Path, only_json: bool) -> None:
@@ -57,8 +70,13 @@ def describe(result: dict[str, Any], folder: Path) -> str:
     lines = [
         f"after {result['step']:,} steps, on {num_samples} samples of {result['split']} ({folder}):"
     ]
+    skipped = [
+        f"  skipped of {split}: {', '.join(f'{rows:,} ({why})' for why, rows in reasons.items())}"
+        for split, reasons in result.get("skipped_rows", {}).items()
+        if reasons
+    ]
     if "auc" not in result:
-        return "\n".join([*lines, f"  loss {result['loss']:.6g}"])
+        return "\n".join([*lines, f"  loss {result['loss']:.6g}", *skipped])
     speed = ""
     if "samples_per_s" in result:
         speed = f"   samples/s {result['samples_per_s']:,.0f}"
@@ -71,7 +89,7 @@ def describe(result: dict[str, Any], folder: Path) -> str:
         lines.append(f"  best reachable AUC {best}   reached {reached}")
     else:
         lines.append(f"  AUC {_short(result['auc'])}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *skipped])
 
 
 def _short(value: float) -> str:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import statistics
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,25 @@ from jaxsparse.cli.run_config import RunConfig, load_config
 from jaxsparse.cli.run_folder import (
     METRICS,
     PICTURE,
+    PROFILE,
+    check_run_folder,
     make_manager,
     restore_config,
     saved_config,
     share_run_folder,
 )
 from jaxsparse.cli.splits import Split, check_files, load_final_split, load_split
-from jaxsparse.cli.tell import final_metrics, print_json, print_result, tell
+from jaxsparse.cli.tell import (
+    final_metrics,
+    print_json,
+    print_result,
+    skipped_rows,
+    tell,
+    tell_skipped,
+)
+from jaxsparse.config import ConfigError
 from jaxsparse.distributed import is_first
-from jaxsparse.train import FitResult, KeepBest, Trainer, TrainState
+from jaxsparse.train import FitResult, KeepBest, ProfileSteps, Trainer, TrainState
 from jaxsparse.train.run_state import Resume
 
 
@@ -33,17 +43,21 @@ def run_train(
     run_dir: str | None,
     resume: Resume,
     allow_new: bool,
+    profile: str | None,
     only_json: bool,
 ) -> int:
     """Trains, saves, evaluates and prints the result; returns the exit code.
 
     A run that SIGTERM ends is saved and not evaluated.
     """
+    profiled = None if profile is None else _parse_profile(profile)
     if run is None and run_dir is not None and resume != "never":
         run = saved_config(run_dir)
     config, source = load_config(run, assignments)
     with config_errors(source):
         config = resolve(config, source)
+        if is_first():  # the others would see what it makes
+            check_run_folder(config, run_dir, resume)
         check_files(config)
         emb = make_collection(config)
         tell(emb.summary())
@@ -51,22 +65,32 @@ def run_train(
         train, valid, final = _load(config, emb.features)
     folder, old_config = share_run_folder(config, run_dir, emb.mesh, resume)
     manager = make_manager(folder, config, allow_new=allow_new)
+    trace = (
+        None if profiled is None or not is_first() else ProfileSteps(*profiled, folder / PROFILE)
+    )
     try:
         # A batch that the tables or the exchange cannot take is bad input too.
         with config_errors(source):
-            state, fit = _fit(config, trainer, train, valid, folder, manager)
+            state, fit = _fit(config, trainer, train, valid, folder, manager, trace)
     except CheckpointError:
         if is_first():
             restore_config(folder, old_config)
         raise
+    if trace is not None:
+        tell(trace.told)
     if fit.interrupted:
+        _draw(fit, folder)
         step = int(state.step)
         tell(f"interrupted and saved at step {step:,}; go on with --resume must")
         print_json({"step": step, "interrupted": True}, folder)
         return 0
-    result = final_metrics(trainer, state, final)
-    speeds = [row["samples_per_s"] for row in fit.history if row["kind"] == "train"]
-    result["samples_per_s"] = statistics.median(speeds)
+    with config_errors(source):  # such as weights that are all 0
+        result = final_metrics(trainer, state, final)
+    result["samples_per_s"] = fit.samples_per_s
+    result["input_wait"] = fit.input_wait
+    if train.skips:
+        result["skipped_rows"] = skipped_rows(train, valid, final)
+    _draw(fit, folder, final=result, best_auc=final.best_auc)
     print_result(result, folder, only_json)
     return 0
 
@@ -77,6 +101,8 @@ def _load(config: RunConfig, features: Any) -> tuple[Split, Split | None, Split]
     valid = load_split(config, "valid", features)
     final = load_final_split(config, features)
     tell(f"{train.dataset.num_rows:,} rows to train on, {final.dataset.num_rows:,} to judge by")
+    for split in {split.name: split for split in (train, valid, final) if split}.values():
+        tell_skipped(split)
     return train, valid, final
 
 
@@ -87,6 +113,7 @@ def _fit(
     valid: Split | None,
     folder: Path,
     manager: CheckpointManager,
+    trace: ProfileSteps | None,
 ) -> tuple[TrainState, FitResult]:
     """The state to judge, and what `Trainer.fit` returned."""
     section = config.train
@@ -102,13 +129,28 @@ def _fit(
         callbacks=[best] if best else [],
         checkpoint=manager,
         metrics_path=folder / METRICS,
+        events_folder=folder,
+        profile=trace,
     )
-    if is_first():
-        try:
-            result.plot(folder / PICTURE)
-        except OSError as error:  # the run itself is saved
-            tell(f"no picture: {error}")
     if best is None or best.state is None or result.interrupted:
         return result.state, result
     tell(f"best on valid: AUC {best.value:.4f} at step {best.step:,}")
     return best.state, result
+
+
+def _draw(fit: FitResult, folder: Path, **more: Any) -> None:
+    if is_first():
+        try:
+            fit.plot(folder / PICTURE, **more)
+        except OSError as error:  # the run itself is saved
+            tell(f"no picture: {error}")
+
+
+def _parse_profile(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", text)
+    start, stop = map(int, found.groups()) if found else (0, 0)
+    if stop <= start:
+        raise ConfigError(
+            f"--profile: expected START:STOP, two global steps with START < STOP, got {text!r}"
+        )
+    return start, stop

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from jaxsparse.data.schema import ColumnSchema, DataError, FeatureColumn
+from jaxsparse.data.schema import ColumnSchema, DataError, FeatureColumn, hint_at_keys
 
 Check = Callable[[str], str | None]
 """Takes a cell; returns what was expected instead, or None if the cell is right."""
@@ -163,7 +163,8 @@ def _problem(
 
 def _checks(schema: ColumnSchema) -> Iterator[tuple[str, str, Check]]:
     label = _zero_or_one if schema.label_kind == "binary" else _finite
-    yield schema.label, "label column", label
+    if schema.label is not None:
+        yield schema.label, "label column", label
     yield from ((name, "dense column", _finite) for name in schema.dense)
     if schema.weight is not None:
         yield schema.weight, "weight column", _weight
@@ -182,9 +183,7 @@ def keys_check(feature: FeatureColumn) -> Check:
 
     def check(cell: str) -> str | None:
         items = cell.split(separator) if cell else []
-        expected = next(filter(None, map(one, items)), None)
-        if "" in items and expected is None:
-            expected = "not empty"
+        expected = "not empty" if "" in items else next(filter(None, map(one, items)), None)
         return expected and f"keys between {separator!r}, each {expected}"
 
     return check
@@ -202,7 +201,7 @@ def _text(cell: str) -> str | None:
 def not_an_integer(cell: str) -> str | None:
     """What was expected of text that is no integer of 64 bits."""
     if not _INTEGER.fullmatch(cell):
-        return 'an integer (strings need type = "string")'
+        return f"an integer ({hint_at_keys(cell)})"
     # Python refuses to convert thousands of digits.
     is_short = len(cell.removeprefix("-").lstrip("0")) <= 20
     return None if is_short and -(2**63) <= _value(cell) < 2**64 else "an integer of 64 bits"
@@ -224,7 +223,9 @@ def _number(cell: str) -> float:
 
 def _finite(cell: str) -> str | None:
     # Beyond float32 it would become infinite later.
-    return None if abs(_number(cell)) < 3.4028236e38 else "a finite number"
+    if abs(_number(cell)) < 3.4028236e38:
+        return None
+    return "a finite number" if cell else "a finite number (fill empty cells before)"
 
 
 def _weight(cell: str) -> str | None:

@@ -28,16 +28,22 @@ def from_files(
     drop_last: bool = False,
 ) -> ArrayDataset:
     """A dataset of the rows of files, held in memory; see `read_files` and `from_arrays`."""
+    _require_label(schema)
     return from_arrays(
         read_files(paths, schema),
         batch_size,
-        label=schema.label,
+        label=str(schema.label),
         dense=schema.dense,
         weight=schema.weight,
         shuffle=shuffle,
         seed=seed,
         drop_last=drop_last,
     )
+
+
+def _require_label(schema: ColumnSchema) -> None:
+    if schema.label is None:
+        raise DataError("the schema names no label column; stream_files reads data without labels")
 
 
 def read_files(paths: Paths, schema: ColumnSchema) -> Columns:
@@ -58,6 +64,7 @@ def read_files(paths: Paths, schema: ColumnSchema) -> Columns:
             anything null. The text names the file, the line (CSV, the header is line 1) or row
             (Parquet, the first is row 0), the column and the value.
     """
+    _require_label(schema)
     files = [paths] if isinstance(paths, str | PathLike) else list(paths)
     if not files:
         raise DataError("no data files are given")
@@ -66,7 +73,7 @@ def read_files(paths: Paths, schema: ColumnSchema) -> Columns:
     columns = {
         name: join_columns(name, [part[name] for part in parts], origins) for name in parts[0]
     }
-    if not len(columns[schema.label]):
+    if not len(columns[str(schema.label)]):
         raise DataError(f"{', '.join(map(str, files))}: there are no rows")
     return columns
 

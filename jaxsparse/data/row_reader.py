@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows by their place in an epoch, out of blocks that are decoded once and dropped early."""
+"""Rows by their place in an epoch, out of blocks that are decoded and dropped early, or held."""
 
 from __future__ import annotations
 
@@ -96,3 +96,25 @@ class RowReader:
             reader.close()
         self._open.clear()
         self._last = (-1, None)
+
+
+class HeldRows:
+    """The same rows where all of them are in memory."""
+
+    def __init__(self, held: Batch, row_counts: Sequence[int], order: Sequence[int]) -> None:
+        """Numbers the rows anew.
+
+        Args:
+            held: the rows of all blocks, one block after another.
+            row_counts: rows of each block.
+            order: blocks in the order in which rows are numbered.
+        """
+        stops = np.cumsum(np.asarray(row_counts, np.int64))
+        self._held = held
+        self._places = np.concatenate(
+            [np.arange(stops[block] - row_counts[block], stops[block]) for block in order]
+        )
+
+    def take(self, rows: Int64s) -> Batch:
+        """The rows of ``rows`` ``[n]``."""
+        return self._held.take(self._places[rows])

@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Literal, get_args
 
 KeyType = Literal["integer", "string"]
@@ -24,6 +25,23 @@ LabelKind = Literal["binary", "any"]
 
 class DataError(ValueError):
     """Data that cannot be used; the text says in which file, where, and why."""
+
+
+_SEVERAL = re.compile(r"-?[0-9]+(?:([|;, /:])-?[0-9]+)+")
+
+
+def hint_at_keys(text: str) -> str:
+    """What to do about text where an integer was expected.
+
+    >>> hint_at_keys("3|17"), hint_at_keys("ann")
+    ('several keys in a cell need separator = "|"', 'strings need type = "string"')
+    """
+    if not text:
+        return "empty cells need missing = a key, or separator where cells hold several"
+    several = _SEVERAL.fullmatch(text)
+    if several:
+        return f'several keys in a cell need separator = "{several[1]}"'
+    return 'strings need type = "string"'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,8 +94,9 @@ class ColumnSchema:
     'item_id'
     """
 
-    label: str = "label"
-    """Column of labels."""
+    label: str | None = "label"
+    """Column of labels. None: there is none or it is not read, and every label of the batches is 0
+    (`stream_files` alone does that, for predictions)."""
 
     label_kind: LabelKind = "binary"
     """``binary``: every label is 0 or 1, anything else is an error; ``any``: any finite number."""
@@ -106,7 +125,7 @@ class ColumnSchema:
                 "delimiter must be one ASCII character other than a quote or an end of line, "
                 f"got {self.delimiter!r}"
             )
-        names = [self.label, *self.dense, *self.features]
+        names = [*([] if self.label is None else [self.label]), *self.dense, *self.features]
         names += [] if self.weight is None else [self.weight]
         for name in names:
             if names.count(name) > 1:
@@ -130,7 +149,7 @@ class ColumnSchema:
         """Names of the columns read, by role: label, dense, weight, feature."""
         features = [str(column.column) for column in self.feature_columns().values()]
         return {
-            "label": [self.label],
+            "label": [] if self.label is None else [self.label],
             "dense": list(self.dense),
             "weight": [] if self.weight is None else [self.weight],
             "feature": list(dict.fromkeys(features)),

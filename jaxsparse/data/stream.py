@@ -4,17 +4,20 @@
 pyarrow decodes; the order is our own (`jaxsparse.data.order`). Grain was weighed: its pipelines
 move single records through Python, and here a row has to cost about a microsecond.
 
-What is held at a time: the rows of one window and one block. Files are indexed when the dataset
-is made: Parquet by its footers, text by counting lines in one pass (all rows are parsed in it
-where bad ones are skipped, so that all processes know how many are left without asking each other).
+What is held at a time: the rows of one window and one block; rows that fit one window stay.
+Files are indexed when the dataset is made: Parquet by its footers, text by counting lines in one
+pass (all rows are parsed in it where bad ones are skipped, so that all processes know how many are
+left without asking each other).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import xxhash
@@ -24,7 +27,7 @@ from jaxsparse.data.batch import Batch
 from jaxsparse.data.blocks import Format
 from jaxsparse.data.epochs import EpochDataset, State
 from jaxsparse.data.order import Int64s, block_order, process_part, window_order
-from jaxsparse.data.row_reader import IndexedFile, RowReader
+from jaxsparse.data.row_reader import HeldRows, IndexedFile, RowReader
 from jaxsparse.data.sources import Source
 
 LANES = 8
@@ -76,11 +79,13 @@ class StreamDataset(EpochDataset):
         ]
         self._run_lengths = [len(run) for run in runs]
         self._blocks = [block for run in runs for block in run]
+        self._num_rows = sum(block.num_rows for _, block in self._blocks)
+        self._held: Batch | None = None  # all rows, where they are no more than a window
 
     @property
     def num_rows(self) -> int:
         """Rows of all files, without those that are skipped."""
-        return sum(file.index.num_rows for file in self._files)
+        return self._num_rows
 
     @property
     def files(self) -> list[str]:
@@ -96,7 +101,13 @@ class StreamDataset(EpochDataset):
         return total
 
     def _identity(self) -> State:
-        """What the batches depend on. Files may have moved, but not changed their lengths."""
+        return self._facts
+
+    @functools.cached_property
+    def _facts(self) -> State:
+        """What the batches depend on; once, as there may be a million blocks. Files may have
+        moved, but not changed their lengths.
+        """
         names = "\n".join(f"{file.source.name} {file.source.num_bytes}" for file in self._files)
         counts = [block.num_rows for _, block in self._blocks]
         digest = xxhash.xxh3_64(names.encode() + np.asarray(counts, "<i8").tobytes())
@@ -116,7 +127,7 @@ class StreamDataset(EpochDataset):
         order = range(len(self._blocks))
         if self._shuffle:
             order = block_order(self._run_lengths, self._seed, epoch).tolist()
-        with RowReader(self._files, [self._blocks[number] for number in order]) as rows:
+        with self._rows(order) as rows:
             for window in range(offset // batches_per_window, -(-len(self) // batches_per_window)):
                 first = window * batches_per_window
                 for number, batch in enumerate(self._window(rows, epoch, window), first):
@@ -125,7 +136,20 @@ class StreamDataset(EpochDataset):
                     self._passed(epoch, number)
                     yield batch
 
-    def _window(self, rows: RowReader, epoch: int, window: int) -> Iterator[Batch]:
+    def _rows(self, order: Sequence[int]) -> AbstractContextManager[RowReader | HeldRows]:
+        """The rows, numbered over blocks in an order.
+
+        Those that fit one window are held anyway while it lasts: they are decoded once for all.
+        """
+        if self._num_rows > self._window_rows or not self._num_rows:
+            return RowReader(self._files, [self._blocks[number] for number in order])
+        if self._held is None:
+            with RowReader(self._files, self._blocks) as rows:
+                self._held = rows.take(np.arange(self._num_rows))
+        counts = [block.num_rows for _, block in self._blocks]
+        return nullcontext(HeldRows(self._held, counts, order))
+
+    def _window(self, rows: RowReader | HeldRows, epoch: int, window: int) -> Iterator[Batch]:
         """This process's part of a window's batches."""
         start = window * self._window_rows
         num_rows = min(self._window_rows, self.num_rows - start)

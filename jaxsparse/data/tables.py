@@ -18,7 +18,7 @@ from jaxsparse.data.columns import (
     number_column,
     require,
 )
-from jaxsparse.data.schema import ColumnSchema, FeatureColumn
+from jaxsparse.data.schema import ColumnSchema, FeatureColumn, hint_at_keys
 from jaxsparse.ragged import Ragged
 
 
@@ -101,7 +101,7 @@ def table_batch(table: Any, schema: ColumnSchema) -> Batch:
     return Batch(
         features={name: columns[name] for name in schema.features},
         dense=np.column_stack(dense) if dense else None,  # type: ignore[arg-type]
-        labels=columns[schema.label],
+        labels=np.zeros(table.num_rows) if schema.label is None else columns[schema.label],
         weights=None if schema.weight is None else columns[schema.weight],  # type: ignore[arg-type]
     )
 
@@ -224,5 +224,5 @@ def _integers(name: str, text: Any) -> Array:
     row = int(wrong.argmax())
     raise ValueError(
         f"feature column {name!r} must hold integers, got {text[row]} at row {row}; "
-        'strings need type = "string"'
+        f"{hint_at_keys(str(text[row]))}"
     )

@@ -4,7 +4,8 @@
 from jaxsparse.train.batches import Dataset, PackedBatch
 from jaxsparse.train.callbacks import Callback, FitEvent, KeepBest
 from jaxsparse.train.metrics import BinaryMetrics, StreamingAUC
-from jaxsparse.train.report import FitResult
+from jaxsparse.train.profiling import ProfileSteps
+from jaxsparse.train.result import FitResult
 from jaxsparse.train.state import TrainState, copy_state
 from jaxsparse.train.step import StepProgram, sum_grads
 from jaxsparse.train.trainer import Trainer
@@ -17,6 +18,7 @@ __all__ = [
     "FitResult",
     "KeepBest",
     "PackedBatch",
+    "ProfileSteps",
     "StepProgram",
     "StreamingAUC",
     "TrainState",

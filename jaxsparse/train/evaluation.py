@@ -1,15 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `Trainer.evaluate` adds up."""
+"""The forward pass over a whole dataset, and what `Trainer.evaluate` adds up."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from jaxsparse.data.batch import Batch
+from jaxsparse.data.prefetch import Prefetcher
+from jaxsparse.train.batches import Dataset, unpad
+from jaxsparse.train.feed import check_prefetch
+from jaxsparse.train.lockstep import Lockstep, Ready
 from jaxsparse.train.metrics import BinaryMetrics
+from jaxsparse.train.state import TrainState
+from jaxsparse.train.step import StepProgram, eval_step
+
+Admit = Callable[[Batch], Batch | None]
+Outcomes = Generator[tuple[Batch, Any, npt.NDArray[np.float32]], None, None]
+
+
+def forward(
+    program: StepProgram,
+    lockstep: Lockstep,
+    state: TrainState,
+    dataset: Dataset,
+    admit: Admit | None,
+    prefetch: int,
+) -> Outcomes:
+    """This process's batches with their logits and losses on the host, without padding.
+
+    Close it: batches are made ready on a thread.
+
+    Args:
+        program: of the step.
+        lockstep: ships the batches.
+        state: the state.
+        dataset: iterated once.
+        admit: what is left of a batch, None for nothing; None leaves all as they are.
+        prefetch: batches made ahead; 0 makes each when it is needed.
+    """
+    check_prefetch(prefetch)
+
+    def ready(batch: Batch) -> Ready | None:
+        kept = admit(batch) if admit and batch.num_samples else batch
+        return lockstep.ready(kept) if kept and kept.num_samples else None
+
+    made = Prefetcher(dataset, ready, depth=prefetch) if prefetch else map(ready, dataset)
+    try:
+        for batch, packed in lockstep.batches(item for item in made if item is not None):
+            outcome = eval_step(program, state, packed)
+            if batch.num_samples:
+                logits, losses = unpad(outcome, batch.num_samples)
+                yield batch, logits, losses
+    finally:
+        if isinstance(made, Prefetcher):
+            made.close()
 
 
 class Totals:
@@ -20,7 +68,7 @@ class Totals:
         self.metrics: dict[str, BinaryMetrics] = {}
         self.not_binary: set[str] = set()
         self.loss = self.weight = 0.0
-        self.num_samples = 0
+        self.num_samples = self.num_weightless = 0
 
     def add(self, batch: Batch, logits: Any, losses: npt.NDArray[np.float32]) -> None:
         """Adds a batch: logits and losses ``[B]`` on the host, without padding."""
@@ -28,6 +76,7 @@ class Totals:
         self.loss += float(np.sum(np.where(weights > 0, losses, 0) * weights))
         self.weight += float(np.sum(weights))
         self.num_samples += int(np.sum(weights > 0))
+        self.num_weightless += int(np.sum(weights == 0))
         for task, (scores, labels) in _by_task(logits, batch.labels).items():
             if np.isin(labels[weights > 0], (0, 1)).all():
                 self.metrics.setdefault(task, BinaryMetrics()).update(scores, labels, weights)
@@ -42,10 +91,16 @@ class Totals:
         self.loss += other.loss
         self.weight += other.weight
         self.num_samples += other.num_samples
+        self.num_weightless += other.num_weightless
 
     def result(self) -> dict[str, Any]:
         """The metrics; raises where there were no samples."""
         if self.num_samples == 0:
+            if self.num_weightless:
+                raise ValueError(
+                    f"evaluate: all {self.num_weightless} samples have weight 0: there is nothing "
+                    "to take a mean of"
+                )
             raise ValueError("evaluate: the dataset has no samples")
         result: dict[str, Any] = {"loss": self.loss / self.weight, "num_samples": self.num_samples}
         for task, metric in self.metrics.items():

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,9 @@ from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.processes import gather, is_shared, maximum
 from jaxsparse.train.batches import Dataset, OnBadSample, PackedBatch, admit, unpad
 from jaxsparse.train.callbacks import Callback, FitEvent
-from jaxsparse.train.feed import START, Ahead, Feed
+from jaxsparse.train.feed import START, Ahead, Feed, undisturbed
 from jaxsparse.train.lockstep import Lockstep
+from jaxsparse.train.profiling import ProfileSteps
 from jaxsparse.train.report import Reporter, Window
 from jaxsparse.train.run_state import (
     my_position,
@@ -37,7 +40,7 @@ REMEMBERED = ("epoch", "pass_ended", "evaluated_at", "eval_metrics", "stopped")
 class FitLoop:
     """What changes while `Trainer.fit` runs; one object a call.
 
-    The step in flight is waited for only when the next batch is packed, so that host and device
+    The step in flight is waited for only when the next batch is there, so that host and device
     work side by side; `done` counts dispatched steps and is taken back where one was not finite.
     """
 
@@ -52,8 +55,9 @@ class FitLoop:
     eval_dataset: Dataset | None
     eval_every: int | None
     log_every: int
-
+    prefetch: int
     checkpoint: CheckpointManager | None = None
+    profile: ProfileSteps | None = None
 
     def __post_init__(self) -> None:
         """Starts at the state's step."""
@@ -64,9 +68,13 @@ class FitLoop:
         self.evaluated_at = self.saved_at = -1
         self.eval_metrics: dict[str, Any] = {}
         self.stopped = self.interrupted = self.save_due = False
+        self.dataset: Dataset | None = None
         self.epoch = 0
         self.pass_ended = False
         self.position, self.resumed_at = START, START
+        # Held by whoever reads a dataset: evaluations and callbacks may use the one that is
+        # trained on.
+        self.data_lock = threading.RLock()
 
     def resume(self, restored: Restored, dataset: Dataset) -> None:
         """Goes on where a save was made; one without a run gives its state alone.
@@ -89,6 +97,7 @@ class FitLoop:
 
     def run(self, dataset: Dataset, steps: int | None, epochs: int | None) -> None:
         """Trains to global step ``steps``, or for ``epochs`` passes."""
+        self.dataset = dataset
         while not self._ends(steps) and self.epoch != epochs:
             if self.pass_ended:
                 if self.eval_every is None:
@@ -121,26 +130,39 @@ class FitLoop:
 
     def _one_pass(self, dataset: Dataset, steps: int | None) -> None:
         """Trains to the end of the pass, or of the run."""
-        feed = Feed(dataset, self._admit, self.resumed_at)
+        feed = Feed(
+            dataset,
+            self._admit,
+            self.lockstep.ready,
+            self.resumed_at,
+            prefetch=self.prefetch,
+            needed=None if steps is None else steps - self.done,
+            lock=self.data_lock,
+        )
         self.resumed_at, self.pass_ended = START, False
-        ahead = Ahead(self.lockstep.batches(iter(feed)))
-        while (item := self._take(ahead)) is not None:
-            batch, device_batch = item
-            # The step before runs while this batch is packed; only now is it waited for.
+        with contextlib.closing(feed):
+            ahead = Ahead(self.lockstep.batches(iter(feed)))
+            while (item := self._take(ahead)) is not None:
+                batch, device_batch = item
+                # The step before runs while this batch is taken; only now is it waited for.
+                self._finish_pending()
+                self._book(feed, batch)
+                if self.profile is not None:
+                    self.profile.at(self.done)
+                self.state, outcome = train_step(self.program, self.state, device_batch)
+                self.pending = (batch, outcome)
+                self.done += 1
+                if self._due(steps):
+                    self._at_due_step(ahead, steps)
+                if self._ends(steps):
+                    break
             self._finish_pending()
-            self._book(feed, batch)
-            self.state, outcome = train_step(self.program, self.state, device_batch)
-            self.pending = (batch, outcome)
-            self.done += 1
-            if self._due(steps):
-                self._at_due_step(ahead, steps)
-            if self._ends(steps):
-                break
-        self._finish_pending()
-        # Only a save has to know, and to fetch one batch more may take its time.
-        if item is None or (self.checkpoint is not None and not ahead.has_more()):
-            self.pass_ended = True
-            self._book(feed, None)
+            if self.profile is not None:
+                self.profile.at(self.done)
+            # Only a save has to know, and to fetch one batch more may take its time.
+            if item is None or (self.checkpoint is not None and not self._has_more(ahead)):
+                self.pass_ended = True
+                self._book(feed, None)
 
     def _at_due_step(self, ahead: Ahead[tuple[Batch, PackedBatch]], steps: int | None) -> None:
         """Rows, evaluations and saves after a step; a save at the end of a pass waits for it."""
@@ -151,7 +173,7 @@ class FitLoop:
             self._evaluate()
         if self.checkpoint is not None and self.done and self.done % self.checkpoint.every == 0:
             self.save_due = True
-        if self.save_due and not self._ends(steps) and ahead.has_more():
+        if self.save_due and not self._ends(steps) and self._has_more(ahead):
             self._save()
 
     def _due(self, steps: int | None) -> bool:
@@ -160,11 +182,21 @@ class FitLoop:
         return self._reached(steps) or any(self.done % n == 0 for n in every)
 
     def _take(self, ahead: Ahead[tuple[Batch, PackedBatch]]) -> tuple[Batch, PackedBatch] | None:
-        """The next batch and what was shipped, the time until they are there booked as input."""
+        """The next batch and what was shipped."""
+        with self._waiting():
+            return ahead.take()
+
+    def _has_more(self, ahead: Ahead[tuple[Batch, PackedBatch]]) -> bool:
+        with self._waiting():
+            return ahead.has_more()
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Books the time inside as input, but not while a step runs: that loses nothing by it."""
         start = time.perf_counter()
-        item = ahead.take()
-        self.window.input_ms += (time.perf_counter() - start) * 1e3
-        return item
+        yield
+        if self.pending is None or self.pending[1]["loss"].is_ready():
+            self.window.input_ms += (time.perf_counter() - start) * 1e3
 
     def _book(self, feed: Feed, batch: Batch | None) -> None:
         """Counts what was left out before a batch, and where to go on behind it."""
@@ -206,6 +238,9 @@ class FitLoop:
 
     def _log(self) -> None:
         row = self.window.row(self.done, device_bytes(self.state), self.emb.mesh)
+        bad_rows = getattr(self.dataset, "bad_rows", None)
+        if bad_rows is not None and bad_rows.total:
+            row["skipped_rows"] = dict(bad_rows.counts.most_common())
         self.window = Window()
         self._tell("log", row)
 
@@ -213,7 +248,8 @@ class FitLoop:
         if self.eval_dataset is None or self.evaluated_at == self.done:
             return
         self.evaluated_at = self.done
-        metrics = self.evaluate(self.state, self.eval_dataset)
+        with self.data_lock, undisturbed(self.dataset):
+            metrics = self.evaluate(self.state, self.eval_dataset)
         self.eval_metrics = metrics
         if self.checkpoint is not None and self.checkpoint.best is not None:
             self.save_due = True
@@ -244,6 +280,9 @@ class FitLoop:
         self.reporter.add(row)
         event = FitEvent(kind, self.done, row, self.state)
         # Every callback is told, also when an earlier one asks to stop.
-        answers = [callback(event) for callback in self.callbacks]
+        answers: list[bool | None] = []
+        if self.callbacks:
+            with self.data_lock, undisturbed(self.dataset):
+                answers = [callback(event) for callback in self.callbacks]
         stop = any(bool(answer) for answer in answers)
         self.stopped = self.stopped or bool(maximum(self.emb.mesh, [stop])[0])

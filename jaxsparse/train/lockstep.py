@@ -31,8 +31,8 @@ from jaxsparse.train.batches import (
     ship_batch,
 )
 
-Item = Batch | PreparedBatch
 Settled = tuple[Batch, PackedBatch]
+Ready = PreparedBatch | Settled
 
 NUM_VOTES = 7
 """failed, stop, the form's length and fingerprints; those of the ids follow."""
@@ -67,14 +67,28 @@ class Lockstep:
         self._form = ""
         self._slabs = len(emb.layout.slabs)
 
-    def batches(self, source: Iterator[Item]) -> Iterator[Settled]:
+    def ready(self, batch: Batch) -> Ready:
+        """What a thread may do ahead for `batches`, one batch after another; no collective.
+
+        In one process that is all of packing. In several, sizes are settled by a vote, and all
+        processes have to issue the same collectives in the same order, votes among steps: only the
+        thread that dispatches the steps can keep to one. So there the batch is prepared, which is
+        the larger part, and that thread does the rest.
+        """
+        if is_shared(self.emb.mesh):
+            return prepare_batch(self.emb, batch)
+        return batch, pack_batch(self.emb, batch, self.ladder)
+
+    def batches(self, source: Iterator[Ready]) -> Iterator[Settled]:
         """The batches and what was shipped, until no process has any; a collective each.
 
         In several processes one batch more than was yielded has been drawn from ``source``.
         """
         if not is_shared(self.emb.mesh):
             for item in source:
-                yield self._alone(item)
+                assert not isinstance(item, PreparedBatch), "made by `ready`"
+                self.stop_agreed = self.stop_requested
+                yield item
             return
         ahead = self._offer_next(source)
         while (settled := self.settle(ahead)) is not None:
@@ -82,22 +96,23 @@ class Lockstep:
             if settled[1].weights.shape[0]:  # else every process's batch was empty
                 yield settled
 
-    def pack(self, item: Item, error: Exception | None = None) -> Settled | None:
+    def pack(self, batch: Batch, error: Exception | None = None) -> Settled | None:
         """Ships one batch, not ahead; None where no process has a sample. A collective.
 
         Raises:
             Exception: ``error``, or what `settle` raises.
         """
         if not is_shared(self.emb.mesh):
-            return self._alone(item)
-        settled = self.settle(self.offer(item, error))
+            return batch, pack_batch(self.emb, batch, self.ladder)
+        settled = self.settle(self.offer(batch, error))
         return settled if settled is not None and settled[1].weights.shape[0] else None
 
-    def offer(self, item: Item | None, error: Exception | None = None) -> Offer:
+    def offer(self, item: Batch | Ready | None, error: Exception | None = None) -> Offer:
         """Votes on a batch, on None for having none left, or on an error; a collective."""
         prepared = None
         try:
             if item is not None:
+                assert not isinstance(item, tuple), "made by `ready`"
                 prepared = prepare_batch(self.emb, item)
         except (ValueError, TypeError) as refused:
             error = refused
@@ -123,12 +138,7 @@ class Lockstep:
         agreed = PreparedBatch(prepared.batch, ids)
         return prepared.batch, ship_batch(self.emb, agreed, needs, self.ladder)
 
-    def _alone(self, item: Item) -> Settled:
-        self.stop_agreed = self.stop_requested
-        batch = item.batch if isinstance(item, PreparedBatch) else item
-        return batch, pack_batch(self.emb, item, self.ladder)
-
-    def _offer_next(self, source: Iterator[Item]) -> Offer:
+    def _offer_next(self, source: Iterator[Ready]) -> Offer:
         try:
             return self.offer(next(source, None))
         except Exception as error:

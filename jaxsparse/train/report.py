@@ -3,26 +3,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from jaxsparse.processes import gather
+from jaxsparse.train.event_file import EventFile
 from jaxsparse.train.metrics import BinaryMetrics
-from jaxsparse.train.state import TrainState
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 History = list[dict[str, Any]]
 
@@ -106,11 +103,13 @@ class Window:
             "step": step,
             "loss": sum(loss) / sum(weight) if sum(weight) else math.nan,
             "samples_per_s": sum(samples) / float(times.sum()) * 1e3,
+            "samples_per_s_p50": sum(samples) / len(times) / float(np.median(times)) * 1e3,
             "step_ms_p50": float(np.percentile(times, 50)),
             "step_ms_p95": float(np.percentile(times, 95)),
             "step_ms_max": float(times.max()),
             "save_ms": self.save_ms,
             "input_ms": self.input_ms / len(times),
+            "input_wait": self.input_ms / float(times.sum()),
             "device_bytes": device_bytes,
             "skipped_batches": sum(skipped),
             "dropped_samples": sum(dropped),
@@ -132,6 +131,7 @@ class Reporter:
         metrics_path: Path | None,
         progress: bool,
         resumed: Mapping[str, Any] | None = None,
+        events_folder: Path | None = None,
     ) -> None:
         """Opens the file for appending.
 
@@ -141,6 +141,7 @@ class Reporter:
             progress: whether to show progress.
             resumed: the `state` of the run that is taken up, ``{}`` for one that never came to
                 a save: what it wrote into the file after that is cut off. None: a new run.
+            events_folder: where TensorBoard events go; None for nowhere.
         """
         self.history: History = list(resumed.get("history", [])) if resumed else []
         self._file = None
@@ -149,14 +150,19 @@ class Reporter:
             if resumed is not None:
                 _cut_rows(metrics_path, resumed.get("metrics_bytes"), self.history)
             self._file = metrics_path.open("a", encoding="utf-8")
+        self._events = None
+        if events_folder is not None:
+            next_step = max((row["step"] for row in self.history), default=-1) + 1
+            self._events = EventFile(events_folder, None if resumed is None else next_step)
+        self._total = total_steps
         console = Console(stderr=True)
         self._progress = progress
         self._plain = progress and not console.is_terminal
         self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
+            # Where the terminal is narrow the bar gives way, not the numbers.
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
             TextColumn("{task.fields[told]}"),
             console=console,
             disable=not progress or self._plain,
@@ -173,6 +179,8 @@ class Reporter:
         self._bar.stop()
         if self._file is not None:
             self._file.close()
+        if self._events is not None:
+            self._events.close()
 
     def state(self) -> dict[str, Any]:
         """The rows so far; those in the file are on the disk when this returns."""
@@ -197,10 +205,14 @@ class Reporter:
         if self._file is not None:
             self._file.write(json.dumps(json_safe(row)) + "\n")
             self._file.flush()
+        if self._events is not None:
+            self._events.add(row)
         told = describe_row(row)
         self._bar.update(self._task, told=told)
         if self._plain:
-            print(f"{row['kind']:5s} step {row['step']:>7,}  {told}", file=sys.stderr, flush=True)
+            of = "" if self._total is None else f"/{self._total:,}"
+            step = f"{row['step']:,}{of}"
+            print(f"{row['kind']:5s} step {step:>9s}  {told}", file=sys.stderr, flush=True)
 
 
 def _cut_rows(path: Path, size: int | None, history: History) -> None:
@@ -212,13 +224,15 @@ def _cut_rows(path: Path, size: int | None, history: History) -> None:
 
 
 def describe_row(row: dict[str, Any]) -> str:
-    """Loss, AUC, samples/s and input wait of a row, for people."""
+    """Loss, AUC, samples/s and the share of time that input was waited for, for people."""
     parts = []
-    for name, form in (("loss", ".4f"), ("auc", ".4f"), ("samples_per_s", ",.0f")):
+    # Speed of the median step: the first rows would tell how long compiling took.
+    shown = (("loss", "loss", ".4f"), ("auc", "auc", ".4f"))
+    for name, label, form in (*shown, ("samples_per_s_p50", "samples/s", ",.0f")):
         if name in row and not math.isnan(row[name]):
-            parts.append(f"{name.replace('_per_s', '/s')} {row[name]:{form}}")
-    if "input_ms" in row:
-        parts.append(f"input {row['input_ms']:.1f} ms")
+            parts.append(f"{label} {row[name]:{form}}")
+    if "input_wait" in row and not math.isnan(row["input_wait"]):
+        parts.append(f"input wait {row['input_wait']:.0%}")
     return "  ".join(parts)
 
 
@@ -228,43 +242,3 @@ def json_safe(row: dict[str, Any]) -> dict[str, Any]:
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in row.items()
     }
-
-
-@dataclasses.dataclass(frozen=True)
-class FitResult:
-    """What `Trainer.fit` returns."""
-
-    state: TrainState
-    """The state after the last step."""
-    history: History
-    """Rows in order, of the whole run where it was resumed; ``kind`` is ``"train"`` or
-    ``"eval"``."""
-    interrupted: bool = False
-    """Whether SIGTERM ended it; it was saved where it stopped."""
-
-    def plot(self, path: str | Path | None = None) -> Figure:
-        """Draws loss, AUC and speed over steps.
-
-        Args:
-            path: where to save the picture as well (the ending chooses the format).
-
-        Returns:
-            The matplotlib figure, for a notebook to show.
-        """
-        from matplotlib.figure import Figure
-
-        panels = (("loss", "loss"), ("auc", "AUC"), ("samples_per_s", "samples / s"))
-        figure = Figure(figsize=(12, 3.4), layout="constrained")
-        for axis, (name, title) in zip(figure.subplots(1, len(panels)), panels, strict=True):
-            for kind, style in (("train", "-"), ("eval", "o--")):
-                rows = [row for row in self.history if row["kind"] == kind and name in row]
-                if rows:
-                    steps = [row["step"] for row in rows]
-                    axis.plot(steps, [row[name] for row in rows], style, ms=4, label=kind)
-            axis.set(title=title, xlabel="step")
-            axis.grid(alpha=0.3)
-            if axis.lines:
-                axis.legend(frameon=False)
-        if path is not None:
-            figure.savefig(path, dpi=120)
-        return figure

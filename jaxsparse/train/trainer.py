@@ -5,29 +5,33 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 import optax
 from flax import nnx
 
 from jaxsparse.checks import check_alive
 from jaxsparse.ckpt import CheckpointManager, Restored, SaveError
 from jaxsparse.data.batch import Batch
+from jaxsparse.data.prefetch import DEPTH
 from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.ladder import Ladder
 from jaxsparse.processes import gather, is_shared, maximum, replicate
-from jaxsparse.train.batches import Dataset, OnBadSample, PackedBatch, admit, unpad
+from jaxsparse.train.batches import Dataset, OnBadSample, PackedBatch, admit
 from jaxsparse.train.callbacks import Callback
-from jaxsparse.train.evaluation import Totals
+from jaxsparse.train.evaluation import Admit, Outcomes, Totals, forward
+from jaxsparse.train.feed import check_prefetch
 from jaxsparse.train.fit import FitLoop
 from jaxsparse.train.lockstep import Lockstep
-from jaxsparse.train.report import FitResult, Reporter
+from jaxsparse.train.profiling import ProfileSteps
+from jaxsparse.train.report import Reporter
+from jaxsparse.train.result import FitResult
 from jaxsparse.train.run_state import Resume, step_to_resume
 from jaxsparse.train.signals import on_sigterm
 from jaxsparse.train.state import TrainState
@@ -35,7 +39,6 @@ from jaxsparse.train.step import (
     Loss,
     ReduceGrads,
     StepProgram,
-    eval_step,
     sum_grads,
     train_step,
 )
@@ -173,7 +176,10 @@ class Trainer:
         checkpoint: CheckpointManager | None = None,
         resume: Resume = "auto",
         metrics_path: str | Path | None = None,
+        events_folder: str | Path | None = None,
+        profile: ProfileSteps | None = None,
         progress: bool = True,
+        prefetch: int = DEPTH,
     ) -> FitResult:
         """Trains until a global step or for some epochs.
 
@@ -197,7 +203,14 @@ class Trainer:
                 ``state()`` and ``restore()`` has to yield the same batches again for that.
             metrics_path: JSON lines file the rows are appended to, by process 0; what a killed
                 run wrote after the save it is taken up from is cut off first.
+            events_folder: the rows go there as TensorBoard events too, by process 0; a run that is
+                taken up writes one more file.
+            profile: steps to trace; each process its own.
             progress: show progress on stderr, that of process 0.
+            prefetch: batches drawn and packed ahead on a thread; results do not depend on it. With
+                0 that is done when a batch is needed, by the calling thread: for datasets that
+                cannot be drawn from another one. Ended inside a pass, ``fit`` leaves a dataset
+                with ``state()`` and ``restore()`` behind the last batch that was trained.
 
         In several processes a collective: each passes its share of the data and the same other
         arguments. A process whose share is shorter goes on with empty batches until an epoch has
@@ -219,6 +232,7 @@ class Trainer:
         for name, count in counts.items():
             if count is not None and (not isinstance(count, int) or count < 1):
                 raise ValueError(f"fit: {name} must be an int of at least 1, got {count}")
+        check_prefetch(prefetch)
         if steps is not None and (not isinstance(steps, int) or steps < 0):
             raise ValueError(f"fit: steps must be a global step, an int >= 0, got {steps}")
         check_alive(state)
@@ -235,10 +249,11 @@ class Trainer:
             old_rows = (restored.run if restored else None) or {}
         tells = not is_shared(self.emb.mesh) or jax.process_index() == 0
         path = None if metrics_path is None or not tells else Path(metrics_path)
+        events = None if events_folder is None or not tells else Path(events_folder)
         total = steps if steps is not None else _known_steps(dataset, epochs)
         self._lockstep.stop_requested = self._lockstep.stop_agreed = False
         with (
-            Reporter(total, path, progress and tells, old_rows) as reporter,
+            Reporter(total, path, progress and tells, old_rows, events) as reporter,
             on_sigterm(self.request_stop if checkpoint is not None else None),
         ):
             loop = FitLoop(
@@ -246,14 +261,16 @@ class Trainer:
                 emb=self.emb,
                 lockstep=self._lockstep,
                 on_bad_sample=self.on_bad_sample,
-                evaluate=self.evaluate,
+                evaluate=partial(self.evaluate, prefetch=prefetch),
                 state=state,
                 reporter=reporter,
                 callbacks=callbacks,
                 eval_dataset=eval_dataset,
                 eval_every=eval_every,
                 log_every=log_every,
+                prefetch=prefetch,
                 checkpoint=checkpoint,
+                profile=profile,
             )
             if restored is not None:
                 _tell_of(reporter, restored)
@@ -266,6 +283,9 @@ class Trainer:
                 error.train_state = loop.state  # type: ignore[attr-defined]
                 error.add_note("the state before the step that failed is error.train_state")
                 raise
+            finally:
+                if profile is not None:
+                    profile.close()
             if checkpoint is not None:
                 checkpoint.wait()
         return FitResult(loop.state, reporter.history, loop.interrupted)
@@ -278,11 +298,18 @@ class Trainer:
         """
         self._lockstep.stop_requested = True
 
-    def evaluate(self, state: TrainState, dataset: Dataset) -> dict[str, Any]:
+    def evaluate(
+        self, state: TrainState, dataset: Dataset, *, prefetch: int = DEPTH
+    ) -> dict[str, Any]:
         """Metrics over a whole dataset; changes nothing.
 
         In several processes a collective: each passes its share of the data, shares may differ in
         length, and all get the same numbers, those of all samples.
+
+        Args:
+            state: the state.
+            dataset: iterated once.
+            prefetch: as in `fit`.
 
         Returns:
             ``loss`` (weighted mean), ``num_samples``, and where all labels are 0 or 1 ``auc``,
@@ -292,52 +319,60 @@ class Trainer:
             ValueError: the dataset is empty, or a batch is invalid.
         """
         totals = Totals()
-        for batch, logits, losses in self._forward(state, self._admitted(dataset)):
-            totals.add(batch, logits, losses)
+        with self._outcomes(state, dataset, self._admitted, prefetch) as parts:
+            for batch, logits, losses in parts:
+                totals.add(batch, logits, losses)
         # One process is the case of one part: the numbers of a job do not depend on how many.
-        parts = gather(self.emb.mesh, totals)
-        for part in parts[1:]:
-            parts[0].merge(part)
-        result: dict[str, Any] = parts[0].result()
+        first, *others = gather(self.emb.mesh, totals)
+        for other in others:
+            first.merge(other)
+        result: dict[str, Any] = first.result()
         return result
 
-    def predict(self, state: TrainState, dataset: Dataset) -> Any:
+    def predict(self, state: TrainState, dataset: Dataset, *, prefetch: int = DEPTH) -> Any:
         """Predictions ``link(logits)`` of every sample, in order; changes nothing.
 
         In several processes a collective: each gets the predictions of its own samples.
+
+        Args:
+            state: the state.
+            dataset: iterated once.
+            prefetch: as in `fit`.
 
         Returns:
             ``[n]`` float32, or a dict of them for a model with several tasks.
         """
         parts = [
             jax.tree.map(lambda x: np.asarray(self.link(x)), logits)
-            for _, logits, _ in self._forward(state, dataset)
+            for logits in self.logits(state, dataset, prefetch=prefetch)
         ]
         if not parts:
             return np.empty(0, np.float32)
         return jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
 
-    def _admitted(self, dataset: Dataset) -> Iterator[Batch]:
-        """What the policy for bad samples leaves of the batches."""
-        for batch in dataset:
-            if (
-                batch.num_samples
-                and (kept := admit(batch, self.on_bad_sample, self.program.wants_probabilities))
-                is not None
-            ):
-                yield kept
+    def logits(
+        self, state: TrainState, dataset: Dataset, *, prefetch: int = DEPTH
+    ) -> Iterator[Any]:
+        """Logits of every batch, in order, as it comes: `predict` for data larger than memory.
 
-    def _forward(
-        self, state: TrainState, dataset: Iterable[Batch]
-    ) -> Iterator[tuple[Batch, Any, npt.NDArray[np.float32]]]:
-        """This process's batches with their logits and losses on the host, without padding."""
+        Yields:
+            ``[b]`` float32 numpy, or a dict of them for a model with several tasks.
+        """
+        with self._outcomes(state, dataset, None, prefetch) as outcomes:
+            for _, logits, _ in outcomes:
+                yield logits
+
+    def _outcomes(
+        self, state: TrainState, dataset: Dataset, kept: Admit | None, prefetch: int
+    ) -> contextlib.closing[Outcomes]:
         check_alive(state)
-        batches = (batch for batch in dataset if batch.num_samples)
-        for batch, packed in self._eval_lockstep.batches(batches):
-            outcome = eval_step(self.program, state, packed)
-            if batch.num_samples:
-                logits, losses = unpad(outcome, batch.num_samples)
-                yield batch, logits, losses
+        return contextlib.closing(
+            forward(self.program, self._eval_lockstep, state, dataset, kept, prefetch)
+        )
+
+    def _admitted(self, batch: Batch) -> Batch | None:
+        """What the policy for bad samples leaves of a batch."""
+        return admit(batch, self.on_bad_sample, self.program.wants_probabilities)
 
 
 def _let_save_end(checkpoint: CheckpointManager | None) -> None:

@@ -71,9 +71,9 @@ def start(folder: pathlib.Path, fault: str = "") -> int:
 
 
 def trained(folder: pathlib.Path) -> tuple[dict[int, list[int]], int]:
-    """Row ids by step, as the last attempt that made the step saw them; and the last step begun.
+    """Row ids by step, as the last attempt that made the step saw them; and the last step drawn.
 
-    The n-th batch after a resume is that step plus n. One more may have been looked at.
+    The n-th batch after a resume is that step plus n; the last ones may only have been drawn ahead.
     """
     by_step: dict[int, list[int]] = {}
     step = 0

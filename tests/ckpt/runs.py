@@ -20,11 +20,13 @@ from jaxsparse.models import DLRM
 ROWS, BATCH, USERS, ITEMS = 203, 16, 211, 37
 TIMES = {
     "samples_per_s",
+    "samples_per_s_p50",
     "step_ms_p50",
     "step_ms_p95",
     "step_ms_max",
     "save_ms",
     "input_ms",
+    "input_wait",
     "device_bytes",
 }
 

@@ -20,6 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxsparse as js
 from jaxsparse.ckpt import CheckpointError, SaveError, restore_state, save_state
+from jaxsparse.ckpt.checkpoint import load_state
 
 TABLES = {
     "user": {"vocabulary_size": 5_000, "optimizer": js.Adam(0.1)},
@@ -207,8 +208,46 @@ def test_no_checkpoint_or_an_unreadable_one(tmp_path: pathlib.Path) -> None:
         restore_state(tmp_path / "none", emb, state)
     path = save_state(tmp_path / "1", emb, state)
     edit(path, lambda manifest: manifest.update(format=99))
-    with pytest.raises(CheckpointError, match=r"1: has format 99, this version reads 2"):
+    with pytest.raises(CheckpointError, match=r"1: has format 99, this version reads 3"):
         restore_state(path, emb, state)
     (path / "manifest.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"manifest\.json: cannot be read: Expecting"):
         restore_state(path, emb, state)
+
+
+def test_features_and_their_order_are_those_of_the_save(tmp_path: pathlib.Path) -> None:
+    table = js.TableSpec("item", vocabulary_size=9, embedding_dim=4)
+    other = js.TableSpec("user", vocabulary_size=9, embedding_dim=4)
+
+    def collection(*features: js.FeatureSpec) -> js.EmbeddingCollection:
+        return js.EmbeddingCollection(features, mesh=js.make_mesh(devices=jax.devices()[:1]))
+
+    def state_of(emb: js.EmbeddingCollection) -> State:
+        return State(jnp.int32(0), {}, emb.init(jax.random.key(0)), jax.random.key(1))
+
+    def load(*features: js.FeatureSpec, allow_new: bool = False) -> str:
+        emb = collection(*features)
+        with pytest.raises(CheckpointError) as caught:
+            load_state(path, emb, state_of(emb), allow_new=allow_new)
+        return str(caught.value)
+
+    seen, bought, user = (
+        js.FeatureSpec("seen", table),
+        js.FeatureSpec("bought", table),
+        js.FeatureSpec("user", other),
+    )
+    emb = collection(seen, bought, user)
+    path = save_state(tmp_path / "a", emb, state_of(emb))
+    restore_state(path, emb, state_of(emb))
+    message = "features: their order was ['seen', 'bought', 'user'], is ['user', 'seen', 'bought']"
+    assert message in load(user, seen, bought)
+    assert "features/bought: saved, but there is no such feature now" in load(seen, user)
+    changed = dataclasses.replace(bought, table=other), dataclasses.replace(seen, combiner="mean")
+    text = load(changed[1], changed[0], user)
+    assert "features/seen: combiner was 'sum', is 'mean'" in text
+    assert "features/bought: table was 'item', is 'user'" in text
+    liked = js.FeatureSpec("liked", table)
+    assert "features/liked: not in the checkpoint" in load(seen, liked, bought, user)
+    wider = collection(seen, liked, bought, user)
+    loaded = load_state(path, wider, state_of(wider), allow_new=True)
+    assert loaded.new == ("features/liked",)

@@ -201,11 +201,11 @@ def test_folders_that_hold_something_else(tmp_path: pathlib.Path, trainer: Any, 
     manager.path(4).mkdir()
     with pytest.raises(CheckpointError, match=r"4: no checkpoint there \(manifest.json is miss"):
         manager.restore(trainer.emb, fresh, step=4)
-    (manager.path(4) / "manifest.json").write_text('{"format": 2}')
+    (manager.path(4) / "manifest.json").write_text('{"format": 3}')
     with pytest.raises(CheckpointError, match=r"lacks \['checksum', .*'tables'\]; is it of an"):
         manager.restore(trainer.emb, fresh, step=4)
     (manager.path(4) / "manifest.json").write_text('{"arrays": []}')
-    with pytest.raises(CheckpointError, match="4: has format None, this version reads 2"):
+    with pytest.raises(CheckpointError, match="4: has format None, this version reads 3"):
         manager.restore(trainer.emb, fresh, step=4)
     shutil.rmtree(manager.path(4))
     manager.save(trainer.emb, at_step(fresh, 1))

@@ -166,10 +166,13 @@ def test_train_without_a_file_runs_the_synthetic_example(
     best, reached = (f"{done.result[name]:.4f}"[1:] for name in ("best_auc", "auc"))
     assert f"best reachable AUC {best}   reached {reached}" in done.out.splitlines()[-2]
     assert "2,000 rows to train on, 500 to judge by" in done.err
-    assert "train step       8" in done.err
-    assert sorted(p.name for p in folder.iterdir()) == [
+    assert "train step       8/8" in done.err
+    left = sorted(p.name for p in folder.iterdir())
+    (events,) = [name for name in left if name.startswith("events.out.tfevents.")]
+    assert left == [
         "checkpoints",
         "config.toml",
+        events,
         "metrics.jsonl",
         "training.png",
     ]
@@ -222,7 +225,7 @@ def test_the_config_of_a_run_is_complete_and_runs_again_alike(
     }
     again = captured("train", str(folder / "config.toml"), "--run-dir", "again")
     assert again.code == 0
-    changing = {"run_dir": "", "samples_per_s": 0}
+    changing = {"run_dir": "", "samples_per_s": 0, "input_wait": 0}
     assert {**again.result, **changing} == {**done.result, **changing}
 
 
@@ -296,9 +299,13 @@ def test_check_agrees_and_names_every_leaf(
 ) -> None:
     assert run("check", str(files), *sets(f"data.dir={files.parent}")) == 0
     out = capsys.readouterr().out
+    assert not re.search(r"0\.00e\+00 +0\.00e\+00", out), "what did not change is counted"
+    assert re.search(r"^\d+ more that the steps did not change, equal on both$", out, re.M)
     for leaf in ("tables/user/rows", "tables/thing/slot.accumulator", "dense/params.logit.kernel"):
         assert re.search(rf"^{re.escape(leaf)} +[0-9.e+-]+ +[0-9.e+-]+ +[0-9.e+-]+$", out, re.M)
-    assert re.search(r"1 and 3 devices: all \d+ leaves agree within 0.001 of their change", out)
+    assert re.search(
+        r"1 device and 3 devices: all \d+ leaves agree within 0.001 of their change", out
+    )
 
 
 def test_check_fails_where_a_mesh_loses_something(
@@ -314,7 +321,9 @@ def test_check_fails_where_a_mesh_loses_something(
 
     monkeypatch.setattr(jaxsparse.cli.check, "state_leaves", spoil)
     assert run("check", str(files), *sets(f"data.dir={files.parent}")) == 1
-    message = "1 and 3 devices: differ by more than 0.001 of their change: tables/user/rows\n"
+    message = (
+        "1 device and 3 devices: differ by more than 0.001 of their change: tables/user/rows\n"
+    )
     assert capsys.readouterr().out.endswith(message)
 
 
@@ -372,7 +381,6 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ("mesh.devices=9", "mesh.devices: 9 asked for, 8 there; --devices forces that many CPU"),
         ("mesh.nodes=3", "make_mesh: nodes must divide the number of devices 8, got 3"),
         ("data.config.num_dense=-1", "data.config: SyntheticConfig: num_dense must be >= 0"),
-        ("epochs", "--set 'epochs': expected section.key=value"),
     ],
 )
 def test_a_wrong_configuration_is_refused(
@@ -414,8 +422,8 @@ def test_a_missing_data_file_is_named(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("0,1,20,0.5", "train.csv: line 602: feature 'thing': key 20 is outside 0..19 of table"),
-        ("0,-1,2,0.5", "train.csv: line 602: feature 'user': key -1 is outside 0..19 of table"),
+        ("0,1,20,0.5", "train.csv, line 602: feature column 'item' must be in 0..19, got '20'"),
+        ("0,-1,2,0.5", "train.csv, line 602: feature column 'user' must be in 0..19, got '-1'"),
         ("2,1,2,0.5", "label"),
         ("0,1,2", "line 602"),
         ("0,1,2,nan", "age"),
@@ -441,7 +449,8 @@ def test_the_bag_of_a_bad_key_is_named(
         "data.valid=valid.csv",
         "data.columns.features.thing={column='item', separator='|'}",
     )
-    message = "train.csv: line 4: feature 'thing': key 20 is outside 0..19 of table 'thing'"
+    message = "train.csv, line 4: feature column 'item' must be keys between '|', each in 0..19, "
+    message += "got '5|20|6'"
     assert message in refused(capsys, "train", str(files), *options)
     assert run("train", str(files), *options, "--set", "features.thing.padding_id=20") == 0
     options += sets("tables.thing.keys={kind='identity', out_of_range='ignore'}")
@@ -453,9 +462,10 @@ def test_strings_need_hashed_keys(files: pathlib.Path, capsys: pytest.CaptureFix
         f"data.dir={files.parent}", "data.columns.features.thing={column='item', type='string'}"
     )
     message = refused(capsys, "train", str(files), *options)
-    assert "feature 'thing': keys such as '" in message
-    assert "are not integers and table 'thing' takes them as rows" in message
-    assert message.endswith('set its keys = { kind = "hashed" }')
+    assert message.endswith(
+        "feature 'thing': its keys are strings, and table 'thing' takes integers as rows; "
+        'set its keys = { kind = "hashed" }'
+    )
     assert run("train", str(files), *options, *sets("tables.thing.keys={kind='hashed'}")) == 0
 
 
@@ -480,7 +490,7 @@ def test_run_folders_that_cannot_serve(
     )
     assert refused(capsys, "train", "--run-dir", str(folder), "--set", *SMALL) == message
     pathlib.Path("file").write_text("")
-    message = "file: cannot be written: File exists"
+    message = "file: is a file, expected a folder or a name for a new one"
     assert refused(capsys, "train", "--run-dir", "file", "--set", *SMALL) == message
     message = "none: is not the folder of a run (config.toml is missing)"
     assert refused(capsys, "eval", "none") == message
@@ -500,7 +510,10 @@ def test_check_needs_two_devices(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_devices_that_cannot_be_forced(capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(capsys, "check", "--devices", "0") == "--devices: must be >= 1, got 0"
-    assert refused(capsys, "plan", "--devices", "0") == "--devices: must be >= 1, got 0"
+    message = "--devices: must be in 1..65,536, got 0"
+    assert refused(capsys, "plan", "--devices", "0") == message
+    message = "--devices: must be in 1..65,536, got 1,000,000,000"
+    assert refused(capsys, "plan", "--devices", "1000000000") == message
     message = "--devices: 9 asked for, but jax has started with 8"
     assert refused(capsys, "check", "--devices", "9") == message
 
@@ -518,7 +531,7 @@ def test_anything_unforeseen_is_a_failure_with_its_traceback(
     def fail(*_: object) -> int:
         raise RuntimeError("unforeseen")
 
-    monkeypatch.setattr("jaxsparse.cli.command.run_plan", fail)
+    monkeypatch.setattr("jaxsparse.cli.commands.run_plan", fail)
     assert run("plan") == 1
     assert "Traceback" in capsys.readouterr().err
 
@@ -537,7 +550,7 @@ def test_check_forces_devices_in_a_process_of_its_own(
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert "1 and 4 devices: all" in done.stdout
+    assert "1 device and 4 devices: all" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 
 from jaxsparse.data.cells import read_header
 from jaxsparse.data.files import from_files, read_files
+from jaxsparse.data.open_files import stream_files
 from jaxsparse.data.schema import ColumnSchema, DataError, FeatureColumn
 from jaxsparse.ragged import Ragged
 
@@ -207,8 +208,8 @@ def test_any_label(tmp_path: Path) -> None:
         (
             2,
             "0,,a,,1.0,1,x",
-            "line 2: feature column 'item_id' must be an integer "
-            "(strings need type = \"string\"), got ''",
+            "line 2: feature column 'item_id' must be an integer (empty cells need missing = a "
+            "key, or separator where cells hold several), got ''",
         ),
         (
             3,
@@ -223,7 +224,17 @@ def test_any_label(tmp_path: Path) -> None:
             "(strings need type = \"string\"), got '1|x'",
         ),
         (3, "0,5,a,,nan,1,x", "line 3: dense column 'age' must be a finite number, got 'nan'"),
-        (3, "0,5,a,,,1,x", "line 3: dense column 'age' must be a finite number, got ''"),
+        (
+            3,
+            "0,5,a,,,1,x",
+            "line 3: dense column 'age' must be a finite number (fill empty cells before), got ''",
+        ),
+        (
+            3,
+            "0,5|6|7,a,,1.0,1,x",
+            "line 3: feature column 'item_id' must be an integer (several keys in a cell need "
+            "separator = \"|\"), got '5|6|7'",
+        ),
         (3, "0,5,a,,-inf,1,x", "line 3: dense column 'age' must be a finite number, got '-inf'"),
         (3, "0,5,a,,1e39,1,x", "line 3: dense column 'age' must be a finite number, got '1e39'"),
         (3, "0,5,a,,old,1,x", "line 3: dense column 'age' must be a finite number, got 'old'"),
@@ -346,6 +357,11 @@ def test_a_truncated_parquet_file(tmp_path: Path) -> None:
         ({"item_id": [BIG, None, 3]}, "column 'item_id' is null at row 1; fill or drop"),
         ({"item_id": [1.0, 2.0, 3.0]}, "feature column 'item_id' must hold integers or strings"),
         (
+            {"item_id": ["1", "2 3", "3"]},
+            "feature column 'item_id' must hold integers, got 2 3 at row 1; several keys in a cell "
+            'need separator = " "',
+        ),
+        (
             {"item_id": ["1", "x", "3"]},
             "feature column 'item_id' must hold integers, got x at row 1; strings need type",
         ),
@@ -376,3 +392,18 @@ def test_a_file_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setitem(read_header.__globals__, "open_text", refuse)
     with pytest.raises(DataError, match=r"a\.csv: cannot be read: Permission denied \(the file"):
         read_files(path, SCHEMA)
+
+
+def test_data_without_labels_are_for_streams(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("item,age\n7,0.5\n8,1.5\n")
+    schema = ColumnSchema(label=None, dense=("age",), features={"item": "item"})
+    (batch,) = stream_files(path, schema, 4)
+    assert batch.labels.tolist() == [0.0, 0.0] and batch.features["item"].tolist() == [7, 8]
+    message = "the schema names no label column; stream_files reads data without labels"
+    for read in (lambda: read_files(path, schema), lambda: from_files(path, schema, 4)):
+        with pytest.raises(DataError, match=message):
+            read()
+    path.write_text("item,age\n7,old\n")
+    with pytest.raises(DataError, match="line 2: dense column 'age' must be a finite number"):
+        list(stream_files(path, schema, 4))

@@ -29,7 +29,8 @@ from jaxsparse.data.criteo import CriteoParser
 from jaxsparse.data.csv_blocks import CsvParser
 from jaxsparse.data.joining import join_batches
 from jaxsparse.data.order import block_order, window_order
-from jaxsparse.data.parquet_blocks import ParquetFormat
+from jaxsparse.data.parquet_blocks import ParquetFormat, ParquetReader
+from jaxsparse.data.row_reader import RowReader
 from jaxsparse.data.sources import find_sources
 from jaxsparse.data.text_blocks import TextFormat
 from tests.data.files import (
@@ -510,6 +511,35 @@ def test_large_row_groups_are_read_in_parts(tmp_path: Path) -> None:
         [(source, form) for source in find_sources(path)], 50, shuffle=True, shuffle_rows=100
     )
     assert np.array_equal(np.sort(flat(ids_of(again))), np.arange(1000))
+
+
+def test_rows_of_one_window_are_decoded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    for first, path in zip((0, 70), paths, strict=True):
+        write_ids(path, range(first, first + 70), row_group_size=20)
+    options: dict[str, Any] = {"shuffle": True, "seed": 3, "num_lanes": 4}
+
+    def part(index: int, **more: Any) -> StreamDataset:
+        return stream_files(paths, IDS, 16, **options, process_index=index, process_count=2, **more)
+
+    decoded: list[Any] = []
+    read = ParquetReader.read
+    monkeypatch.setattr(
+        ParquetReader, "read", lambda self, block: decoded.append(block) or read(self, block)
+    )
+    held = [part(index) for index in (0, 1)]
+    got = [[ids_of(dataset) for _ in range(3)] for dataset in held]
+    assert len(decoded) == 2 * 8, "every block by each process, in the first epoch alone"
+    monkeypatch.setattr(
+        StreamDataset,
+        "_rows",
+        lambda self, order: RowReader(self._files, [self._blocks[n] for n in order]),
+    )
+    want = [[ids_of(dataset) for _ in range(3)] for dataset in (part(0), part(1))]
+    assert got == want
+    assert held[0].state() == {**part(0).state(), "epoch": 3}
 
 
 # --- memory ---------------------------------------------------------------------------------

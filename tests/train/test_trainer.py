@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,8 @@ from flax import nnx
 import jaxsparse as js
 from jaxsparse.testing import assert_trees_equal, count_compiles
 from jaxsparse.train.batches import pack_batch
+from jaxsparse.train.report import Window
+from jaxsparse.train.result import PANELS
 from tests.field_cases.layers import mesh_of, table, table_rows
 from tests.field_cases.networks import KEEP_GRADS, Tanh, assert_close, tanh_oracle
 
@@ -374,16 +377,43 @@ def test_plot_draws_and_saves_a_picture(trainer, tmp_path):
     result = trainer.fit(BATCHES, steps=2, log_every=1, eval_dataset=BATCHES[:1], progress=False)
     figure = result.plot(tmp_path / "run.png")
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
-    assert [axis.get_title() for axis in figure.axes] == ["loss", "AUC", "samples / s"]
+    assert [axis.get_title() for axis in figure.axes] == [title for _, title in PANELS]
     assert [len(axis.lines) for axis in figure.axes] == [2, 2, 1]
+    final = {"step": 2, "split": "test", "loss": 0.5, "auc": 0.7}
+    figure = result.plot(final=final, best_auc=0.9)
+    assert [len(axis.lines) for axis in figure.axes] == [3, 4, 1]
+    labels = [text.get_text() for text in figure.axes[1].get_legend().get_texts()]
+    assert labels == ["train", "eval", "test", "best reachable"]
+
+
+def test_a_result_tells_little_of_much(trainer):
+    result = trainer.fit(BATCHES, steps=2, log_every=1, eval_dataset=BATCHES[:1], progress=False)
+    assert re.fullmatch(
+        r"FitResult\(step 2, 3 rows of history, train loss 0\.\d{4}, train auc 0\.\d{4}, "
+        r"eval loss 0\.\d{4}, eval auc 0\.\d{4}\)",
+        repr(result),
+    )
+    rows = [{"kind": "train", "samples_per_s_p50": speed} for speed in (1.0, 9.0, 5.0)]
+    assert dataclasses.replace(result, history=rows).samples_per_s == 5.0
+    empty = dataclasses.replace(result, history=[], interrupted=True)
+    assert math.isnan(empty.samples_per_s)
+    assert repr(empty) == "FitResult(step 2, 0 rows of history, interrupted)"
+
+
+def test_the_median_speed_leaves_out_the_step_that_compiled(trainer):
+    window = Window()
+    window.step_ms, window.samples = [9000.0, 10.0, 10.0], 600
+    row = window.row(3, 0, trainer.emb.mesh)
+    assert row["samples_per_s_p50"] == pytest.approx(20_000)
+    assert row["samples_per_s"] == pytest.approx(600 / 9.02)
 
 
 def test_progress_goes_to_stderr(trainer, capsys):
     trainer.fit(BATCHES, steps=1, eval_dataset=BATCHES[:1])
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "train step       1  loss 0." in captured.err
-    assert "eval  step       1  loss 0." in captured.err
+    assert "train step       1/1  loss 0." in captured.err
+    assert "eval  step       1/1  loss 0." in captured.err
 
 
 # ---- bad samples and steps --------------------------------------------------------------------
@@ -481,6 +511,9 @@ def test_evaluate_leaves_out_batches_without_samples(trainer):
     assert trainer.evaluate(state, [empty, BATCHES[0]]) == trainer.evaluate(state, BATCHES[:1])
     with pytest.raises(ValueError, match="evaluate: the dataset has no samples"):
         trainer.evaluate(state, [empty])
+    weightless = dataclasses.replace(BATCHES[0], weights=np.zeros(BATCHES[0].num_samples))
+    with pytest.raises(ValueError, match=r"evaluate: all \d+ samples have weight 0: there is noth"):
+        trainer.evaluate(state, [weightless])
 
 
 def test_labels_that_are_no_classes_have_a_loss_and_no_auc(trainer):

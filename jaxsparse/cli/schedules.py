@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learning rates that change with the global step, as a run's TOML names them.
+
+``learning_rate = { kind = "warmup_cosine", peak_value = 1e-3, warmup_steps = 500, decay_steps =
+10_000 }`` in place of a number, for the dense optimizer and for tables. Names and formulas are
+optax's; the first update has step 0. Frozen, so that equal ones make equal programs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any
+
+import jax
+import optax
+
+from jaxsparse.config import one_of
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConstantRate:
+    """``value`` at every step."""
+
+    value: float
+    """>= 0."""
+
+    def __post_init__(self) -> None:
+        """Validates the fields."""
+        _not_negative(self, "value")
+
+    def __call__(self, step: jax.Array) -> jax.Array:
+        """The rate of a step, as `optax.constant_schedule`."""
+        return optax.constant_schedule(self.value)(step)  # type: ignore[no-any-return]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LinearRate:
+    """From ``init_value`` to ``end_value`` in a straight line."""
+
+    init_value: float
+    """>= 0."""
+
+    end_value: float
+    """Kept from the end of the line on, >= 0."""
+
+    transition_steps: int
+    """Length of the line, >= 1."""
+
+    transition_begin: int = 0
+    """Step where it begins, >= 0."""
+
+    def __post_init__(self) -> None:
+        """Validates the fields."""
+        _not_negative(self, "init_value", "end_value", "transition_begin")
+        _positive(self, "transition_steps")
+
+    def __call__(self, step: jax.Array) -> jax.Array:
+        """The rate of a step, as `optax.linear_schedule`."""
+        return optax.linear_schedule(**dataclasses.asdict(self))(step)  # type: ignore[no-any-return]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CosineRate:
+    """From ``init_value`` to ``alpha * init_value`` along half a cosine."""
+
+    init_value: float
+    """>= 0."""
+
+    decay_steps: int
+    """Length of the decay, >= 1."""
+
+    alpha: float = 0.0
+    """Share of ``init_value`` kept at the end, >= 0."""
+
+    exponent: float = 1.0
+    """Of the cosine, > 0."""
+
+    def __post_init__(self) -> None:
+        """Validates the fields."""
+        _not_negative(self, "init_value", "alpha")
+        _positive(self, "decay_steps", "exponent")
+
+    def __call__(self, step: jax.Array) -> jax.Array:
+        """The rate of a step, as `optax.cosine_decay_schedule`."""
+        make = optax.cosine_decay_schedule
+        return make(**dataclasses.asdict(self))(step)  # type: ignore[no-any-return]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WarmupCosineRate:
+    """In a line from ``init_value`` to ``peak_value``, then along half a cosine to the end."""
+
+    init_value: float = 0.0
+    """>= 0."""
+
+    peak_value: float
+    """>= 0."""
+
+    warmup_steps: int
+    """Length of the line, >= 1."""
+
+    decay_steps: int
+    """Length of line and cosine together, more than ``warmup_steps``."""
+
+    end_value: float = 0.0
+    """Kept from then on, >= 0."""
+
+    exponent: float = 1.0
+    """Of the cosine, > 0."""
+
+    def __post_init__(self) -> None:
+        """Validates the fields."""
+        _not_negative(self, "init_value", "end_value")
+        _positive(self, "peak_value", "warmup_steps", "exponent")
+        if self.decay_steps <= self.warmup_steps:
+            raise ValueError(
+                f"decay_steps counts the warm-up too, so it must be > warmup_steps = "
+                f"{self.warmup_steps}, got {self.decay_steps}"
+            )
+
+    def __call__(self, step: jax.Array) -> jax.Array:
+        """The rate of a step, as `optax.warmup_cosine_decay_schedule`."""
+        make = optax.warmup_cosine_decay_schedule
+        return make(**dataclasses.asdict(self))(step)  # type: ignore[no-any-return]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExponentialRate:
+    """``init_value * decay_rate ** (step / transition_steps)``."""
+
+    init_value: float
+    """>= 0."""
+
+    transition_steps: int
+    """Steps in which the rate is multiplied by ``decay_rate`` once, >= 1."""
+
+    decay_rate: float
+    """> 0."""
+
+    transition_begin: int = 0
+    """Step where the decay begins, >= 0."""
+
+    staircase: bool = False
+    """Whether the rate changes every ``transition_steps`` only."""
+
+    end_value: float | None = None
+    """Where the decay ends, >= 0; default never."""
+
+    def __post_init__(self) -> None:
+        """Validates the fields."""
+        _not_negative(self, "init_value", "transition_begin", "end_value")
+        _positive(self, "transition_steps", "decay_rate")
+
+    def __call__(self, step: jax.Array) -> jax.Array:
+        """The rate of a step, as `optax.exponential_decay`."""
+        return optax.exponential_decay(**dataclasses.asdict(self))(step)  # type: ignore[no-any-return]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PiecewiseRate:
+    """``init_value``, multiplied by a scale at every boundary."""
+
+    init_value: float
+    """>= 0."""
+
+    boundaries: tuple[int, ...]
+    """Steps, ascending, >= 1."""
+
+    scales: tuple[float, ...]
+    """A factor for each boundary, >= 0."""
+
+    def __post_init__(self) -> None:
+        """Validates the fields."""
+        _not_negative(self, "init_value")
+        if len(self.boundaries) != len(self.scales):
+            raise ValueError(
+                f"boundaries and scales must be equally many, got {len(self.boundaries)} and "
+                f"{len(self.scales)}"
+            )
+        if list(self.boundaries) != sorted({max(step, 1) for step in self.boundaries}):
+            raise ValueError(f"boundaries must ascend from >= 1, got {list(self.boundaries)}")
+        if min(self.scales, default=0.0) < 0:
+            raise ValueError(f"scales must be >= 0, got {list(self.scales)}")
+
+    def __call__(self, step: jax.Array) -> jax.Array:
+        """The rate of a step, as `optax.piecewise_constant_schedule`."""
+        scales = dict(zip(self.boundaries, self.scales, strict=True))
+        make = optax.piecewise_constant_schedule
+        return make(self.init_value, scales)(step)  # type: ignore[no-any-return]
+
+
+Rate = (
+    float
+    | Annotated[
+        Any,
+        one_of(
+            constant=ConstantRate,
+            linear=LinearRate,
+            cosine=CosineRate,
+            warmup_cosine=WarmupCosineRate,
+            exponential=ExponentialRate,
+            piecewise=PiecewiseRate,
+        ),
+    ]
+)
+"""A number, or a table with a key ``kind``."""
+
+
+def _not_negative(rate: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(rate, name)
+        if value is not None and value < 0:
+            raise ValueError(f"{name} must be >= 0, got {value:g}")
+
+
+def _positive(rate: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(rate, name)
+        if value <= 0:
+            raise ValueError(f"{name} must be > 0, got {value:g}")
