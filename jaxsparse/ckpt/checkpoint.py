@@ -42,7 +42,7 @@ from jaxsparse.ckpt.manifest import (
     write_manifest,
 )
 from jaxsparse.ckpt.processes import agree, is_writer
-from jaxsparse.ckpt.tables import TableArray, fill_tables, table_arrays
+from jaxsparse.ckpt.tables import Copies, TableArray, fill_tables, table_arrays
 from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.optimizers import rate_of
 
@@ -69,17 +69,17 @@ class Snapshot:
         return sum(math.prod(a.shape) * int(a.dtype.itemsize) for a in arrays)
 
 
-def take_snapshot(emb: EmbeddingCollection, state: Any, copy: bool = False) -> Snapshot:
+def take_snapshot(emb: EmbeddingCollection, state: Any, copies: Copies | None = None) -> Snapshot:
     """Looks at a state.
 
     Args:
         emb: the collection of ``state.embeddings``.
         state: a frozen dataclass and pytree with a field ``embeddings``.
-        copy: copy the tables to the host now; otherwise they are read when they are written, and
-            the state must not be donated before that.
+        copies: copy the tables into these now; None reads them when they are written, and the
+            state must not be donated before that.
     """
     jax.block_until_ready(state)
-    return Snapshot(emb, table_arrays(emb, state.embeddings, copy), _small_leaves(state))
+    return Snapshot(emb, table_arrays(emb, state.embeddings, copies), _small_leaves(state))
 
 
 def save_state(path: str | Path, emb: EmbeddingCollection, state: Any) -> Path:

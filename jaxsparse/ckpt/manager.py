@@ -21,6 +21,7 @@ from jaxsparse.ckpt.host_state import HostState, pack_host_state, read_host_stat
 from jaxsparse.ckpt.manifest import MANIFEST, Manifest, check_files, read_manifest
 from jaxsparse.ckpt.processes import agree, is_writer
 from jaxsparse.ckpt.saves import OTHERS, Snapshots, link, make_room, write_save
+from jaxsparse.ckpt.tables import Copies
 from jaxsparse.embedding import EmbeddingCollection
 
 LATEST = "latest"
@@ -74,7 +75,7 @@ class CheckpointManager:
                 and `Trainer.fit` saves after every evaluation.
             mode: whether more or less of ``best`` is better.
             background: copy the state to the host and write it on a thread while training goes
-                on. Needs the state's bytes once more in host memory, and a single process. An
+                on. Needs the state's bytes once more in host memory to the end, and one process. An
                 error is raised by the next save, by `wait` or `close`.
             allow_new: what a save lacks (new tables, new parameters) keeps its initial values
                 when a run is taken up; otherwise that is an error.
@@ -93,6 +94,7 @@ class CheckpointManager:
         self.every, self.keep, self.best, self.mode = every, keep, best, mode
         self.background, self.allow_new = background, allow_new
         self._thread: threading.Thread | None = None
+        self._copies: dict[str, Copies] = {}  # by state, kept from one save to the next
         self._failure: Exception | None = None
 
     def steps(self) -> list[int]:
@@ -168,9 +170,11 @@ class CheckpointManager:
         if self.path(step).exists():
             raise CheckpointError(f"{self.path(step)}: exists; a checkpoint is never overwritten")
         host = pack_host_state(run)
-        copy = self.background
-        snapshots = {"": take_snapshot(emb, state, copy)} | {
-            name: take_snapshot(emb, other, copy) for name, other in (others or {}).items()
+        snapshots = {
+            name: take_snapshot(
+                emb, one, self._copies.setdefault(name, {}) if self.background else None
+            )
+            for name, one in {"": state, **(others or {})}.items()
         }
         notes = {"step": step, "metrics": _finite_numbers(metrics or {})}
         if not self.background:

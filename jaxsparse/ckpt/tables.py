@@ -89,26 +89,43 @@ class TableArray:
         return self.block.shard or 0, position + self.block.offset
 
 
+Copies = dict[tuple[int, str, int], Array]
+"""Parts of a state on the host, by slab, array and shard."""
+
+
 def table_arrays(
-    emb: EmbeddingCollection, state: EmbeddingState, copy: bool = False
+    emb: EmbeddingCollection, state: EmbeddingState, copies: Copies | None = None
 ) -> list[TableArray]:
     """All arrays of all tables.
 
     Args:
         emb: the collection.
         state: its state.
-        copy: copy everything to the host now, so that the state may be donated.
+        copies: copy everything into these now, so that the state may be donated; what is missing
+            or of another shape is added. None reads the state when it is asked for.
     """
     arrays = []
     for index, slab in enumerate(emb.layout.slabs):
         for name, array in slab_arrays(state, index).items():
             shards = _shards(emb, slab, array)
-            if copy:
-                shards = {shard: np.array(part) for shard, part in shards.items()}
+            if copies is not None:
+                shards = {
+                    shard: _copied(copies, (index, name, shard), part)
+                    for shard, part in shards.items()
+                }
             for block in slab.tables:
                 dtype = np.dtype(array.dtype)
                 arrays.append(TableArray(emb, slab, block, name, shards, array.shape[1:], dtype))
     return arrays
+
+
+def _copied(copies: Copies, key: tuple[int, str, int], part: Any) -> Array:
+    """A part in the memory of its last copy: pages that are new cost ten times the copying."""
+    held = copies.get(key)
+    if held is None or (held.shape, held.dtype) != (part.shape, part.dtype):
+        held = copies[key] = np.empty(part.shape, part.dtype)
+    np.copyto(held, np.asarray(part))
+    return held
 
 
 def _shards(emb: EmbeddingCollection, slab: SlabLayout, array: jax.Array) -> Shards:

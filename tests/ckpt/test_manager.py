@@ -58,6 +58,27 @@ def test_the_newest_are_kept_and_a_link_names_the_latest(
     assert manifest["step"] == 30 and manifest["tables"]["user"]["vocabulary_size"] == runs.USERS
 
 
+def test_a_save_in_the_background_copies_into_the_memory_of_the_last(
+    tmp_path: pathlib.Path, trainer: Any, fresh: Any
+) -> None:
+    manager = js.CheckpointManager(tmp_path, every=1, background=True)
+    assert not manager.is_saving
+    manager.save(trainer.emb, at_step(fresh, 1))
+    first = {key: id(part) for key, part in manager._copies[""].items()}
+    # Donated at once, as the next step does: what is written is the copy.
+    other = jax.jit(lambda s: jax.tree.map(lambda x: x * 2, s), donate_argnums=0)(
+        copy(fresh.embeddings)
+    )
+    moved = dataclasses.replace(at_step(fresh, 2), embeddings=other)
+    manager.save(trainer.emb, moved)
+    assert {key: id(part) for key, part in manager._copies[""].items()} == first
+    manager.wait()
+    assert not manager.is_saving and manager.steps() == [1, 2]
+    for step, want in ((1, fresh), (2, moved)):
+        got = manager.restore(trainer.emb, copy(fresh), step).state
+        runs.assert_same(runs.leaves(trainer, got), runs.leaves(trainer, at_step(want, step)))
+
+
 def test_the_best_is_kept_beside_the_newest(
     tmp_path: pathlib.Path, trainer: Any, fresh: Any
 ) -> None:
