@@ -49,8 +49,9 @@ def test_c22_a_state_that_is_not_finite_never_becomes_the_latest(tmp_path):
     assert manager.steps() == [2, 3, 4]
     healthy = manager.restore(trainer.emb, trainer.init(jax.random.key(1))).state
     assert int(healthy.step) == 4 and np.isfinite(float(healthy.params["bias"][...]))
-    rows = trainer.emb.write(healthy.embeddings, "t", [3], [[1.0, np.nan]])
-    bad = dataclasses.replace(healthy, embeddings=rows, step=healthy.step + 1)
+    (slab,) = healthy.embeddings.slabs
+    embeddings = dataclasses.replace(healthy.embeddings, slabs=(slab.at[0, 1].set(jnp.nan),))
+    bad = dataclasses.replace(healthy, embeddings=embeddings, step=healthy.step + 1)
     with pytest.raises(SaveError, match="tables/t/rows: 1 values are not finite; the state is not"):
         manager.save(trainer.emb, bad)
     assert manager.latest() == 4
