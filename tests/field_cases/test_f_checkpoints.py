@@ -256,8 +256,9 @@ def test_f15_a_new_table_starts_from_its_initializer_if_allowed(tmp_path):
     template = dataclasses.replace(bare(new, seed=5), leaf={"w": jnp.zeros(2), "v": jnp.ones(4)})
     want = new.read(template.embeddings, "late", np.arange(9))
     message = (
-        r"tables/late: not in the checkpoint\n  features/late: not in the checkpoint\n  dense/leaf.v: "
-        r"not in the checkpoint\nwhat the checkpoint lacks starts from its initial values with allow_new=True"
+        r"tables/late: not in the checkpoint\n  features/late: not in the checkpoint\n"
+        r"  dense/leaf.v: not in the checkpoint\nwhat the checkpoint lacks starts from its initial "
+        r"values with allow_new=True"
     )
     with pytest.raises(CheckpointError, match=message):
         strict.restore(new, template)
