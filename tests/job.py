@@ -16,6 +16,17 @@ import sys
 LAUNCH = "import sys; from jaxsparse.launch import launch; n, d, *command = sys.argv[1:]; "
 LAUNCH += "sys.exit(launch(command, int(n), int(d)))"
 
+SMALL_LOG = [
+    'data.config.fields=[{name="a",vocabulary_size=50},{name="b",vocabulary_size=40,mean_length=2}]',
+    "data.config.products=[]",
+    "model.bottom=[4,16]",
+    "model.top=[8]",
+    "data.train_rows=3000",
+    "data.test_rows=1000",
+    "train.batch_size=1000",
+]
+"""The built-in example with two features, for jobs that are about processes: quick to compile."""
+
 
 def run(command, processes, devices, timeout=150, **options):
     """The finished launcher of a command."""

@@ -380,7 +380,8 @@ def requested_stop(mesh, index, count):
                     trainer.request_stop()
                 yield batch
 
-    result = trainer.fit(Asks(), epochs=3, log_every=100, progress=False)
+    # Without drawing ahead, which would ask before the steps of the batches drawn so far.
+    result = trainer.fit(Asks(), epochs=3, log_every=100, progress=False, prefetch=0)
     return int(result.state.step)
 
 

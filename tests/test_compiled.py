@@ -40,8 +40,8 @@ def check_pair(small, large, num_devices, slack_bytes=0):
         ("1", checks.every_rule),
         ("4", checks.every_rule),
         ("4", checks.every_placement),
-        *[pytest.param(m, checks.every_rule, marks=SLOW) for m in ("8", "2x4")],
-        *[pytest.param(m, checks.every_placement, marks=SLOW) for m in ("1", "8", "2x4")],
+        pytest.param("2x4", checks.every_rule, marks=SLOW),
+        *[pytest.param(m, checks.every_placement, marks=SLOW) for m in ("1", "2x4")],
     ],
 )
 def test_no_table_is_copied_or_made(mesh_name, program):
@@ -84,8 +84,8 @@ def check_equal_collectives(facts, num_devices):
     ("mesh_name", "num_features"),
     [
         ("4", checks.NUM_FEATURES[:2]),
-        pytest.param("4", checks.NUM_FEATURES, marks=SLOW),
-        pytest.param("2x4", checks.NUM_FEATURES, marks=SLOW),
+        pytest.param("4", checks.NUM_FEATURES[1:], marks=SLOW),
+        pytest.param("2x4", checks.NUM_FEATURES[::2], marks=SLOW),
     ],
 )
 def test_collectives_do_not_grow_with_features(mesh_name, num_features):

@@ -18,6 +18,7 @@ import yaml
 
 from jaxsparse import distributed
 from jaxsparse.distributed import Job, job_of
+from tests import job
 
 ROOT = pathlib.Path(__file__).parent.parent
 SLURM = {
@@ -112,13 +113,13 @@ def cluster(tmp_path):
     }
 
 
-ARGUMENTS = ["--set", "data.train_rows=3000", "data.test_rows=1000", "train.batch_size=1000"]
+ARGUMENTS = ["--set", *job.SMALL_LOG]
 
 
 def check_run(stdout, stderr, folder):
     result = json.loads(stdout.splitlines()[-1])
     assert (result["step"], result["num_samples"]) == (3, 1000)
-    assert "10 features on 4 devices" in stderr
+    assert "2 features on 4 devices" in stderr
     assert (folder / "config.toml").exists()
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert sum(row["num_samples"] for row in rows if row["kind"] == "train") == 3000

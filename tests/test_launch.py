@@ -157,7 +157,9 @@ def jaxsparse(*arguments, timeout=150):
 
 @pytest.mark.slow
 def test_the_collectives_are_checked_by_the_command():
-    done = jaxsparse("launch", "-n", "2", "--devices-per-process", "2", "--", "check")
+    done = jaxsparse(
+        "launch", "-n", "2", "--devices-per-process", "2", "--", "check", "--set", *job.SMALL_LOG
+    )
     assert done.returncode == 0, done.stderr
     assert "[0] collectives between 4 devices of 2 processes are right" in done.stderr
     assert "[1]" not in done.stderr
@@ -176,8 +178,8 @@ def test_bad_input_is_told_by_each_process_and_exits_2(tmp_path):
 
 @pytest.mark.slow
 def test_sigterm_saves_a_job_at_one_step_and_it_goes_on_from_there(tmp_path):
-    sizes = ["data.train_rows=4000", "data.test_rows=1000", "train.batch_size=1000"]
-    arguments = ["launch", "-n", "2", "--", "train", "--run-dir", str(tmp_path), "--set", *sizes]
+    arguments = ["launch", "-n", "2", "--", "train", "--run-dir", str(tmp_path)]
+    arguments += ["--set", *job.SMALL_LOG]
     command = [sys.executable, "-m", "jaxsparse", *arguments]
     root = os.path.dirname(os.path.dirname(__file__))
     with subprocess.Popen(

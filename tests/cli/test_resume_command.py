@@ -48,7 +48,7 @@ def result(out: str) -> dict[str, Any]:
 
 
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
-    """SIGTERM comes with that batch of the training data."""
+    """SIGTERM comes when that batch of the training data is drawn, some steps before its own."""
     load = jaxsparse.cli.train.load_split
 
     def loaded(config: Any, name: Any, features: Any) -> Any:
@@ -84,10 +84,12 @@ def test_sigterm_exits_0_and_resume_ends_as_if_it_had_not_been(
         interrupt_at(patch, 7)
         code, out, err = run(capsys, *command, "--set", *SETS)
     assert code == 0
-    assert result(out) == {"step": 7, "interrupted": True, "run_dir": "a"}
-    assert "interrupted and saved at step 7; go on with --resume must" in err
+    step = result(out)["step"]
+    assert 0 < step <= 7
+    assert result(out) == {"step": step, "interrupted": True, "run_dir": "a"}
+    assert f"interrupted and saved at step {step}; go on with --resume must" in err
     code, out, err = run(capsys, "train", "--run-dir", "a", "--resume", "must")
-    assert code == 0 and "resumed at step 7" in err
+    assert code == 0 and f"resumed at step {step}" in err
     assert "another configuration" not in err
     rows = [runs.rows_of(folder / "metrics.jsonl") for folder in (pathlib.Path("a"), whole)]
     assert runs.without_times(rows[0]) == runs.without_times(rows[1])
