@@ -22,6 +22,7 @@ from jaxsparse.config import ConfigError
 from jaxsparse.data import Batch
 from jaxsparse.distributed import check_collectives
 from jaxsparse.mesh import make_mesh
+from jaxsparse.plan_text import counted
 from jaxsparse.train.report import json_safe
 
 STEPS = 10
@@ -60,7 +61,8 @@ def run_check(
         train = load_split(config, "train", embs[0].features)
         assert train is not None, "every kind of data has a train split"
     batches = list(itertools.islice(train.dataset, STEPS))
-    tell(f"{len(batches)} steps of {config.train.batch_size} on 1 device and on {count} devices")
+    steps = counted(len(batches), "step")
+    tell(f"{steps} of {config.train.batch_size} on 1 device and on {count} devices")
     start, alone = _train(config, embs[0], batches)
     _, together = _train(config, embs[1], batches)
     differences = compare(start, alone, together)

@@ -230,6 +230,7 @@ def test_steps_to_profile_are_two_numbers(text: str) -> None:
     assert list(pathlib.Path().iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_run_with_rates_is_traced_and_resumed(tmp_path: pathlib.Path) -> None:
     rate = "{kind='linear', init_value=0.05, end_value=0.01, transition_steps=8}"
     options = sets(

@@ -71,8 +71,17 @@ def die() -> None:
     raise Killed
 
 
-@pytest.mark.parametrize("options", [{}, {"eval_every": 7}, {"steps": None, "epochs": 3}])
-@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize(
+    ("options", "background"),
+    [
+        ({"eval_every": 7}, False),
+        ({"steps": None, "epochs": 3}, True),
+        pytest.param({}, False, marks=pytest.mark.slow),
+        pytest.param({}, True, marks=pytest.mark.slow),
+        pytest.param({"eval_every": 7}, True, marks=pytest.mark.slow),
+        pytest.param({"steps": None, "epochs": 3}, False, marks=pytest.mark.slow),
+    ],
+)
 def test_killed_anywhere_and_resumed(
     tmp_path: pathlib.Path, trainer: Any, options: dict[str, Any], background: bool
 ) -> None:
