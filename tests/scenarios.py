@@ -407,15 +407,16 @@ def dies_at(moment):
 
 
 class Deadly(list):
-    """Batches, at the third of which the process may die."""
+    """Batches, at one of which, counted over all passes, the process may die."""
 
-    def __init__(self, moment, batches):
+    def __init__(self, moment, at, batches):
         super().__init__(batches)
-        self.moment = moment
+        self.moment, self.at, self.drawn = moment, at, 0
 
     def __iter__(self):
-        for number, batch in enumerate(super().__iter__()):
-            if number == 2:
+        for batch in super().__iter__():
+            self.drawn += 1
+            if self.drawn == self.at:
                 dies_at(self.moment)
             yield batch
 
@@ -426,7 +427,11 @@ def mortal(mesh, index, count):
     trainer = counter(mesh)
     state = trainer.init(jax.random.key(0))
     dies_at("init")
-    data, judged = (Deadly(m, id_batches(np.arange(24))) for m in ("step", "evaluate"))
+    # The hundredth batch is drawn when more than ninety steps were made.
+    data, judged = (
+        Deadly(moment, at, id_batches(np.arange(24)))
+        for moment, at in (("step", 100), ("evaluate", 3))
+    )
     trainer.fit(data, steps=10**6, state=state, eval_dataset=judged, eval_every=10)
 
 

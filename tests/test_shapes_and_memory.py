@@ -118,6 +118,18 @@ def test_300_batches_of_300_sizes_compile_at_most_12_programs(sizes, weighted):
     assert programs == len({bucket(size) for size in sizes}) <= 12
 
 
+@pytest.mark.parametrize("mesh_name", ["4", pytest.param("8", marks=SLOW)])
+def test_on_several_devices_the_fullest_one_decides(mesh_name):
+    """Parts of one program are equally long: buffers are 1.25 times what the fullest one needs."""
+    mesh = make_mesh(mesh_name)
+    emb = js.EmbeddingCollection([js.FeatureSpec("f", table(dim=5))], mesh=mesh)
+    rng = np.random.default_rng(0)
+    for size in range(700, 1000, 10):
+        bags = ragged(rng, size, 128)
+        fullest = np.add.reduceat(bags.lengths, np.arange(0, 128, 128 // mesh.size)).max()
+        assert max(id_buffers(emb.pack({"f": bags}))) <= FACTOR * fullest * mesh.size
+
+
 @pytest.mark.slow
 def test_batches_of_1_to_300_ids_compile_at_most_as_often_as_there_are_buckets():
     """I01: new shapes at every step let caches and memory grow without end."""

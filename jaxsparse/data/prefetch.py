@@ -65,7 +65,13 @@ class Prefetcher(Generic[T]):
         return len(self._dataset)
 
     def __iter__(self) -> Iterator[T]:
-        """The next epoch's items; the thread starts at once."""
+        """The next epoch's items; the thread starts at once.
+
+        Raises:
+            RuntimeError: from a loop that was under way, when it asks for its next item.
+        """
+        if self._worker is not None:
+            self._worker.is_superseded = True
         self.close()
         batches = iter(self._dataset)
         self._state = self._position()
@@ -112,6 +118,9 @@ class Prefetcher(Generic[T]):
                 self.close()
 
 
+EXIT_S = 10.0
+"""How long the end of Python waits for a thread: its dataset may wait for ever."""
+
 _RUNNING: weakref.WeakSet[_Worker] = weakref.WeakSet()
 
 
@@ -119,7 +128,7 @@ _RUNNING: weakref.WeakSet[_Worker] = weakref.WeakSet()
 def _close_all() -> None:
     """Ends the threads of loops that an error left: inside C++ they would abort the process."""
     for worker in list(_RUNNING):
-        worker.close()
+        worker.close(EXIT_S)
 
 
 class _Worker:
@@ -129,7 +138,7 @@ class _Worker:
         self._source, self._make, self._depth = source, make, depth
         self._ready: deque[Any] = deque()
         self._change = threading.Condition()
-        self._ended = self._stopping = False
+        self._ended = self._stopping = self.is_superseded = False
         self._error: BaseException | None = None
         # A daemon, ended by `_close_all`: Python waits for other threads before it calls that.
         self._thread = threading.Thread(target=self._run, name="jaxsparse-prefetch", daemon=True)
@@ -150,17 +159,22 @@ class _Worker:
                     self._change.notify_all()
                 elif self._error is not None and not self._stopping:
                     raise self._error
+                elif self.is_superseded:
+                    raise RuntimeError(
+                        "Prefetcher: another loop over it began while this one was under way, and "
+                        "ended it; make a Prefetcher for each"
+                    )
                 else:
                     return
             yield item
 
-    def close(self) -> None:
+    def close(self, timeout_s: float | None = None) -> None:
         """Ends the thread and waits for it; the source is closed."""
         with self._change:
             # What was taken to the end stays ended.
             self._stopping = self._stopping or not self.is_exhausted
             self._change.notify_all()
-        self._thread.join()
+        self._thread.join(timeout_s)
         self._ready.clear()
         _RUNNING.discard(self)
 

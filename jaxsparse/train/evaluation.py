@@ -48,7 +48,9 @@ def forward(
         kept = admit(batch) if admit and batch.num_samples else batch
         return lockstep.ready(kept) if kept and kept.num_samples else None
 
-    made = Prefetcher(dataset, ready, depth=prefetch) if prefetch else map(ready, dataset)
+    # Of the iterator: left early, the dataset is not set back into this pass, but starts the next.
+    batches = iter(dataset)
+    made = Prefetcher(batches, ready, depth=prefetch) if prefetch else map(ready, batches)
     try:
         for batch, packed in lockstep.batches(item for item in made if item is not None):
             outcome = eval_step(program, state, packed)

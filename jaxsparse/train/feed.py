@@ -121,7 +121,11 @@ class Feed:
             dropped += batch.num_samples - admitted.num_samples
             yield Drawn(admitted, self._ready(admitted), position, skipped, dropped)
             skipped = dropped = 0
-        yield Drawn(None, None, {**position, "ended": True}, skipped, dropped)
+        # A dataset may only now turn to its next pass.
+        position = {**position, "ended": True}
+        if position["state"] is not None:
+            position["state"] = state
+        yield Drawn(None, None, position, skipped, dropped)
 
     def _rest(self, position: dict[str, Any]) -> Iterator[Batch]:
         if position["ended"]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxsparse.ckpt import CheckpointManager, Restored
@@ -98,7 +99,7 @@ class FitLoop:
     def run(self, dataset: Dataset, steps: int | None, epochs: int | None) -> None:
         """Trains to global step ``steps``, or for ``epochs`` passes."""
         self.dataset = dataset
-        while not self._ends(steps) and self.epoch != epochs:
+        while not self._ends(steps) and (epochs is None or self.epoch < epochs):
             if self.pass_ended:
                 if self.eval_every is None:
                     self._evaluate()
@@ -208,7 +209,13 @@ class FitLoop:
     def _admit(self, batch: Batch) -> Batch | None:
         if batch.num_samples == 0 and is_shared(self.emb.mesh):
             return batch  # the other processes have samples
-        return admit(batch, self.on_bad_sample, self.program.wants_probabilities)
+        kept = admit(batch, self.on_bad_sample, self.program.wants_probabilities)
+        if kept is None:
+            return None
+        # They are read once more behind the step, when the dataset may have filled them anew.
+        weights = None if kept.weights is None else np.array(kept.weights)
+        labels = jax.tree.map(np.array, kept.labels)
+        return dataclasses.replace(kept, labels=labels, weights=weights)
 
     def _finish_pending(self) -> None:
         """Waits for the step in flight and books its outcome."""

@@ -25,16 +25,18 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 
 import jaxsparse as js  # noqa: E402
-from jaxsparse.ckpt.durable import FAULT  # noqa: E402
+from jaxsparse.ckpt.durable import FAULT, FAULT_POINTS  # noqa: E402
 from tests.ckpt import runs  # noqa: E402
 
 STEPS, EVERY, KEEP = 52, 6, 2
 ARRAYS = 2 * 5  # a save holds the state and the best one, of five arrays of tables each
 
 
-def attempt(folder: pathlib.Path) -> None:
+def attempt(folder: pathlib.Path, background: bool) -> None:
     """Trains to the end, or to where the process is killed."""
-    manager = js.CheckpointManager(folder / "checkpoints", EVERY, KEEP, best="auc")
+    manager = js.CheckpointManager(
+        folder / "checkpoints", EVERY, KEEP, best="auc", background=background
+    )
     with open(folder / "ids.jsonl", "a", buffering=1) as log:
 
         def write(entry: object) -> None:
@@ -55,7 +57,7 @@ def attempt(folder: pathlib.Path) -> None:
     np.savez(folder / "state.npz", **runs.leaves(trainer, result.state))
 
 
-def start(folder: pathlib.Path, fault: str = "") -> int:
+def start(folder: pathlib.Path, fault: str = "", background: bool = False) -> int:
     """The process id of a child that makes an attempt."""
     folder.mkdir(parents=True, exist_ok=True)
     pid = os.fork()
@@ -63,7 +65,7 @@ def start(folder: pathlib.Path, fault: str = "") -> int:
         return pid
     os.environ[FAULT] = fault
     try:
-        attempt(folder)
+        attempt(folder, background)
         os._exit(0)
     except BaseException:
         traceback.print_exc()
@@ -89,9 +91,9 @@ def trained(folder: pathlib.Path) -> tuple[dict[int, list[int]], int]:
     return by_step, step
 
 
-def kill_at(folder: pathlib.Path, at: float, step_s: float) -> None:
+def kill_at(folder: pathlib.Path, at: float, step_s: float, background: bool) -> None:
     """Lets an attempt run to step ``at``, whose fraction is a share of a step's time."""
-    pid = start(folder)
+    pid = start(folder, background=background)
     while trained(folder)[1] < int(at) + 1:
         if os.waitpid(pid, os.WNOHANG)[0]:
             raise SystemExit(f"an attempt ended before step {at:.2f}")
@@ -101,16 +103,45 @@ def kill_at(folder: pathlib.Path, at: float, step_s: float) -> None:
     os.waitpid(pid, 0)
 
 
-def kill_in_save(folder: pathlib.Path, at: float, point: str, rng: random.Random) -> None:
+def kill_at_start(folder: pathlib.Path, after_s: float, background: bool) -> None:
+    """Kills an attempt while it starts, restores or compiles, at the latest at its first batch."""
+    before = trained(folder)[1] if folder.exists() else 0
+    begun = js.CheckpointManager(folder / "checkpoints").latest() or 0
+    pid = start(folder, background=background)
+    deadline = time.perf_counter() + after_s
+    while time.perf_counter() < deadline and trained(folder)[1] in (before, begun):
+        time.sleep(0.002)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def kill_in_save(
+    folder: pathlib.Path, at: float, point: str, rng: random.Random, background: bool
+) -> None:
     """Lets an attempt run into the first save at or after step ``at``."""
     begun = js.CheckpointManager(folder / "checkpoints").latest() or 0
     count = max(1, -(-int(at) // EVERY) - begun // EVERY)
     if point == "in_arrays":
         count = (count - 1) * ARRAYS + rng.randint(1, 5)
-    pid = start(folder, f"{point}:{count}")
+    if point == "in_delete":
+        count = 1  # not every save deletes one
+    pid = start(folder, f"{point}:{count}", background)
     _, status = os.waitpid(pid, 0)
     if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
         raise SystemExit(f"an attempt passed the fault point {point}:{count}: status {status}")
+
+
+def draw_kills(rng: random.Random, kills: int) -> list[tuple[float, str]]:
+    """Steps in ascending order, each with a fault point, ``"start"`` or ``"step"``."""
+    ats = sorted(rng.uniform(0, STEPS - EVERY - 2) for _ in range(kills))
+    in_saves = set(rng.sample(range(kills), -(-kills // 3)))
+    drawn = []
+    for index, at in enumerate(ats):
+        # Only behind some saves, and before some more, is there surely one to delete.
+        deletes = 4 * EVERY < at < STEPS - 3 * EVERY
+        points = [p for p in FAULT_POINTS if deletes or p != "in_delete"]
+        drawn.append((at, rng.choice(points if index in in_saves else ["start", "step", "step"])))
+    return drawn
 
 
 def main(folder: pathlib.Path, kills: int, seed: int) -> None:
@@ -121,25 +152,20 @@ def main(folder: pathlib.Path, kills: int, seed: int) -> None:
     run_s = time.perf_counter() - began
     # Those that follow are killed, perhaps while they write into a cache of compiled programs.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)
-    in_saves = -(-kills // 3)
-    faults = [
-        rng.choice(["in_arrays", "before_manifest", "before_rename", "after_rename"])
-        for _ in range(in_saves)
-    ] + [""] * (kills - in_saves)
-    rng.shuffle(faults)
-    times = sorted(rng.uniform(0, STEPS - EVERY - 2) for _ in faults)
-    print(
-        f"seed {seed}, {kills} kills, {in_saves} inside a save; the whole run takes {run_s:.1f} s"
-    )
+    print(f"seed {seed}, {kills} kills; the whole run takes {run_s:.1f} s")
     part = folder / "part"
-    for at, point in zip(times, faults, strict=True):
-        if point:
-            kill_in_save(part, at, point, rng)
+    for at, kind in draw_kills(rng, kills):
+        background = rng.random() < 0.5
+        if kind == "start":
+            kill_at_start(part, rng.uniform(0, run_s / 2), background)
+        elif kind == "step":
+            kill_at(part, at, run_s / STEPS, background)
         else:
-            kill_at(part, at, run_s / STEPS)
+            kill_in_save(part, at, kind, rng, background)
         saved = js.CheckpointManager(part / "checkpoints", EVERY, KEEP)
         left = sorted(p.name for p in saved.folder.iterdir()) if saved.folder.exists() else []
-        print(f"killed at step {at:.2f} {point or 'by time'}; latest {saved.latest()}; {left}")
+        saves = "background" if background else "stopped"
+        print(f"killed at {kind} {at:.2f}, saves {saves}; latest {saved.latest()}; {left}")
     assert os.waitpid(start(part), 0)[1] == 0
     compare(folder / "whole", part)
     print("equal")
@@ -155,7 +181,7 @@ def compare(whole: pathlib.Path, part: pathlib.Path) -> None:
     steps = range(1, STEPS + 1)
     assert [got_ids[s] for s in steps] == [want_ids[s] for s in steps]
     per_epoch = -(-runs.ROWS // runs.BATCH)
-    for first in range(1, STEPS - per_epoch, per_epoch):
+    for first in range(1, STEPS - per_epoch + 2, per_epoch):
         ids = [i for s in range(first, first + per_epoch) for i in got_ids[s]]
         assert sorted(ids) == list(range(runs.ROWS)), "each row once in an epoch"
     names = sorted(p.name for p in (part / "checkpoints").iterdir())

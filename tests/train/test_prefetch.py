@@ -8,6 +8,7 @@ in ``tests/scenarios.py``.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -179,3 +180,95 @@ def test_a_wrong_depth_is_refused(trainer: Any, prefetch: Any) -> None:
         trainer.fit(arrays(), steps=1, prefetch=prefetch)
     with pytest.raises(ValueError, match=message):
         trainer.evaluate(trainer.init(jax.random.key(0)), arrays(), prefetch=prefetch)
+
+
+class Slow(Watched):
+    def __iter__(self) -> Iterator[js.Batch]:
+        for batch in self.data:
+            time.sleep(0.1)
+            yield batch
+
+
+def test_waiting_for_input_is_told(trainer: Any) -> None:
+    trainer.fit(arrays(), epochs=1, progress=False)  # compiles
+
+    def share(data: Any) -> float:
+        history = trainer.fit(data, steps=8, log_every=8, progress=False).history
+        return float(history[-1]["input_wait"])
+
+    assert share(arrays()) < 0.8 < share(Slow(arrays()))
+
+
+@pytest.mark.parametrize("prefetch", [0, 4])
+def test_predictions_left_early_leave_the_next_ones_whole(trainer: Any, prefetch: int) -> None:
+    data, state = arrays(), trainer.init(jax.random.key(0))
+    some = trainer.logits(state, data, prefetch=prefetch)
+    next(some)
+    some.close()
+    assert len(trainer.predict(state, data, prefetch=prefetch)) == runs.ROWS
+    columns = runs.columns()
+    columns["label"] = np.where(np.arange(runs.ROWS) == 40, 7, columns["label"])
+    bad = js.data.from_arrays(columns, runs.BATCH, dense=["row"])
+    with pytest.raises(ValueError, match="label"):
+        trainer.evaluate(state, bad, prefetch=prefetch)
+    assert len(trainer.predict(state, bad, prefetch=prefetch)) == runs.ROWS
+
+
+class Counting:
+    """A dataset that turns to its next pass only when it is asked for more than its last batch."""
+
+    def __init__(self) -> None:
+        self.batches, self.at = list(arrays()), 0
+
+    def __iter__(self) -> Iterator[js.Batch]:
+        while self.at < len(self.batches):
+            self.at += 1
+            yield self.batches[self.at - 1]
+        self.at = 0
+
+    def state(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def restore(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("prefetch", [0, 4])
+def test_a_dataset_that_ends_its_pass_behind_its_last_batch(trainer: Any, prefetch: int) -> None:
+    result = trainer.fit(Counting(), epochs=3, prefetch=prefetch, progress=False)
+    assert int(result.state.step) == 3 * EPOCH
+
+
+@pytest.mark.parametrize("prefetch", [0, 4])
+def test_one_prefetcher_cannot_be_trained_and_judged_on(trainer: Any, prefetch: int) -> None:
+    data = js.data.Prefetcher(arrays())
+    with pytest.raises(RuntimeError, match="another loop over it began while this one was under"):
+        trainer.fit(
+            data, epochs=2, eval_dataset=data, eval_every=3, prefetch=prefetch, progress=False
+        )
+
+
+class Reusing:
+    """A dataset that fills the same arrays for every batch."""
+
+    def __iter__(self) -> Iterator[js.Batch]:
+        held: js.Batch | None = None
+        for batch in arrays():
+            if held is None:
+                held = batch
+            if batch.num_samples != held.num_samples:
+                return
+            for old, new in ((held.labels, batch.labels), (held.dense, batch.dense)):
+                np.copyto(old, new)  # type: ignore[arg-type]
+            for name, keys in batch.features.items():
+                np.copyto(held.features[name], keys)  # type: ignore[arg-type]
+            yield held
+
+
+def test_arrays_that_are_filled_anew_give_the_same_history(trainer: Any) -> None:
+    def rows(data: Any, prefetch: int) -> list[str]:
+        result = trainer.fit(data, epochs=1, log_every=5, prefetch=prefetch, progress=False)
+        return runs.without_times(result.history)
+
+    fresh = [batch for batch in arrays() if batch.num_samples == runs.BATCH]
+    assert rows(Reusing(), 0) == rows(Reusing(), 4) == rows(fresh, 4)

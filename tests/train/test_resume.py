@@ -262,3 +262,13 @@ def test_people_are_told(
         trainer.fit(runs.train_data(), steps=steps, checkpoint=manager)
     err = capsys.readouterr().err
     assert err.count("resumed at step 2") == 1 and "left at initial values" not in err
+
+
+def test_a_run_that_has_made_its_epochs_ends_at_once(tmp_path: pathlib.Path) -> None:
+    trainer = runs.make_trainer(1)
+    steps = []
+    for epochs in (2, 1):
+        manager = js.CheckpointManager(tmp_path)
+        result = trainer.fit(runs.train_data(), epochs=epochs, checkpoint=manager, progress=False)
+        steps.append(int(result.state.step))
+    assert steps[0] == steps[1]
