@@ -67,7 +67,7 @@ def _run(argv: Sequence[str] | None) -> int:
         print(f"{_name()}: error: {error}", file=sys.stderr)
         return BAD_INPUT
     except (FloatingPointError, SaveError, KeyboardInterrupt) as error:
-        print(f"{_name()}: failed: {error or 'interrupted'}", file=sys.stderr)
+        print(f"{_name()}: failed: {str(error) or 'interrupted'}", file=sys.stderr)
         return FAILED
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxsparse.cli.splits import Split
 from jaxsparse.distributed import is_first
+from jaxsparse.plan_text import counted
 from jaxsparse.train import Trainer, TrainState
 from jaxsparse.train.report import json_safe
 
@@ -68,7 +69,8 @@ def describe(result: dict[str, Any], folder: Path) -> str:
     """
     num_samples = f"{result['num_samples']:,}"
     lines = [
-        f"after {result['step']:,} steps, on {num_samples} samples of {result['split']} ({folder}):"
+        f"after {counted(result['step'], 'step')}, on {num_samples} samples of {result['split']} "
+        f"({folder}):"
     ]
     skipped = [
         f"  skipped of {split}: {', '.join(f'{rows:,} ({why})' for why, rows in reasons.items())}"

@@ -76,6 +76,13 @@ def run_train(
         if is_first():
             restore_config(folder, old_config)
         raise
+    except KeyboardInterrupt:
+        latest = manager.latest()
+        if latest is None:
+            tell(f"nothing was saved yet; checkpoint.every is {config.checkpoint.every:,} steps")
+        else:
+            tell(f"saved at step {latest:,}; go on with --run-dir {folder} --resume must")
+        raise
     if trace is not None:
         tell(trace.told)
     if fit.interrupted:

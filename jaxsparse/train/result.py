@@ -86,6 +86,7 @@ class FitResult:
             if name == "auc" and best_auc is not None:
                 axis.axhline(best_auc, ls=":", color="0.4", label="best reachable")
             axis.set(title=title, xlabel="step")
+            axis.xaxis.get_major_locator().set_params(integer=True)
             if name == "samples_per_s_p50":
                 axis.set_ylim(bottom=0)
             axis.grid(alpha=0.3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -78,11 +78,17 @@ class Trainer:
 
         Raises:
             ValueError: ``on_bad_sample`` is none of these.
+            TypeError: ``optimizer`` is no optax transformation.
         """
         if on_bad_sample not in get_args(OnBadSample):
             raise ValueError(
                 f"Trainer: on_bad_sample must be one of {get_args(OnBadSample)}, "
                 f"got {on_bad_sample!r}"
+            )
+        if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+            raise TypeError(
+                "Trainer: optimizer must be an optax transformation such as optax.adam(1e-3), got "
+                f"{optimizer!r}"
             )
         graphdef = nnx.graphdef(model)
         params, keys, others = nnx.state(model, nnx.Param, nnx.RngKey, ...)
@@ -226,6 +232,11 @@ class Trainer:
 
         Whatever is raised while training has the last good state as its ``train_state``.
         """
+        if isinstance(dataset, Mapping):
+            raise TypeError(
+                "fit: expected a dataset, got a dict of columns; make one of it by "
+                "js.data.from_arrays(columns, batch_size=...)"
+            )
         if (steps is None) == (epochs is None):
             raise ValueError(f"fit: give steps or epochs, got steps={steps}, epochs={epochs}")
         counts = {"epochs": epochs, "eval_every": eval_every, "log_every": log_every}

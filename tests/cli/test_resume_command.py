@@ -107,6 +107,7 @@ def test_runs_to_resume_that_are_not_there(
     shutil.rmtree("a/checkpoints")
     code, out, err = run(capsys, "train", "--run-dir", "a", "--resume", "auto", "--json")
     assert code == 0 and "resumed" not in err and result(out)["step"] == 16
+    assert "a: has no save to go on from, starts at step 0" in err
     rows = [runs.rows_of(folder / "metrics.jsonl") for folder in (pathlib.Path("a"), whole)]
     assert runs.without_times(rows[0]) == runs.without_times(rows[1])
 
@@ -173,3 +174,33 @@ def test_a_save_that_fails_exits_1(whole: pathlib.Path, capsys: pytest.CaptureFi
     pathlib.Path("a/checkpoints/000000005.tmp").write_text("in the way")
     code, _, err = run(capsys, "train", "--run-dir", "a", "--set", *SETS)
     assert code == 1 and "jaxsparse: failed: " in err and "000000005: cannot be saved: " in err
+
+
+def test_must_needs_a_save(whole: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pathlib.Path("a").mkdir()
+    shutil.copy(whole / "config.toml", "a")
+    code, _, err = run(capsys, "train", "--run-dir", "a", "--resume", "must")
+    assert code == 2
+    assert "a: has no save to go on from (--resume must); --resume auto starts it anew" in err
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_ctrl_c_says_what_is_saved(
+    saved: bool,
+    whole: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shutil.copytree(whole, "a", symlinks=True)
+    if not saved:
+        shutil.rmtree("a/checkpoints")
+
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(jaxsparse.cli.train, "_fit", interrupted)
+    code, _, err = run(capsys, "train", "--run-dir", "a", "--resume", "auto")
+    assert code == 1 and err.endswith("jaxsparse: failed: interrupted\n")
+    told = "saved at step 16; go on with --run-dir a --resume must"
+    nothing = "nothing was saved yet; checkpoint.every is "
+    assert (told in err, nothing in err) == (saved, not saved)

@@ -602,3 +602,10 @@ def test_other_refusals(trainer):
     batch.features["one"], batch.features["bag"] = np.zeros(7, int), js.Ragged.from_lists([[]] * 7)
     with pytest.raises(ValueError, match="features have 7 samples, labels 8: they must agree"):
         pack_batch(trainer.emb, batch, None)
+
+
+def test_what_is_no_optimizer_and_no_dataset(trainer):
+    with pytest.raises(TypeError, match=r"must be an optax transformation such as .*got 'adam'"):
+        js.Trainer(None, trainer.emb, optimizer="adam")
+    with pytest.raises(TypeError, match="expected a dataset, got a dict of columns; make one of"):
+        trainer.fit({"f": [1], "label": [0]}, epochs=1)
