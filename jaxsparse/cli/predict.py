@@ -15,7 +15,7 @@ import numpy.typing as npt
 from jaxsparse.ckpt import restore_state
 from jaxsparse.cli.resolve import config_errors, make_collection, make_trainer, resolve
 from jaxsparse.cli.run_config import RunConfig, SyntheticData, load_config
-from jaxsparse.cli.run_folder import choose_checkpoint, find_config
+from jaxsparse.cli.run_folder import check_dense, choose_checkpoint, find_config
 from jaxsparse.cli.splits import SplitName, limited, load_split
 from jaxsparse.cli.table_file import check_table_file, write_table
 from jaxsparse.cli.tell import print_json, tell
@@ -59,6 +59,7 @@ def run_predict(
     save = choose_checkpoint(folder, config, checkpoint)
     with config_errors(source):
         config = resolve(config, source)
+        check_dense(config, folder)
         emb = make_collection(config)
         trainer = make_trainer(config, emb)
         name, dataset = _data(config, files, split, emb.features)
