@@ -210,6 +210,7 @@ def test_rates_are_optaxs_for_tables_and_the_dense_model(text: str, schedule: An
             "transition_begin=99999999999}",
             "learning_rate: transition_begin must be < 2147483648, got 99999999999",
         ),
+        ("nan", "learning_rate: expected a finite number, got nan (a number)"),
         ("{kind='linaer'}", ".kind: expected one of constant, linear, cosine, warmup_cosine, expo"),
         ("{kind='cosine', decay_step=3, init_value=1}", "unknown key, did you mean 'decay_steps'?"),
         ("{kind='cosine', decay_steps=3}", "learning_rate.init_value: is missing, expected a numb"),
