@@ -131,6 +131,22 @@ def test_what_cannot_be_written_is_refused(run: pathlib.Path) -> None:
     assert refused(run, "--out", "p.csv").startswith("--out: p.csv cannot be written: ")
 
 
+def test_data_are_not_replaced_by_their_predictions(run: pathlib.Path) -> None:
+    rows = pathlib.Path("rows.csv")
+    rows.write_text("user,item,age\n1,2,0\n")
+    text = "is a file of the data, which it would replace"
+    pathlib.Path("link").symlink_to(".")
+    for files in (["rows.csv"], ["./r*.csv"], [str(rows.absolute())], ["link/rows.csv"]):
+        assert refused(run, *files, "--out", "rows.csv") == f"--out: rows.csv {text}"
+    train = run.parent / "train.csv"
+    before = train.read_bytes()
+    for files in (["rows.csv"], []):
+        assert refused(run, *files, "--out", train) == f"--out: {train} {text}"
+    assert train.read_bytes() == before and rows.read_text() == "user,item,age\n1,2,0\n"
+    assert predict(run, "rows.csv", "--out", "other.csv").code == 0
+    assert predict(run, "rows.csv", "--out", "other.csv").code == 0, "what it wrote it may replace"
+
+
 def test_runs_and_saves_that_are_not_there_are_refused(run: pathlib.Path) -> None:
     out = ("--out", "p.csv")
     assert refused("none", *out) == "none: no such run: neither a folder nor a TOML file"
