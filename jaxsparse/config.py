@@ -211,6 +211,8 @@ def _union(args: Sequence[Any], value: Any, where: _Where) -> Any:
         options = tables  # its own error says more than "expected a string or a table"
     if len(options) == 1:
         return _value(options[0], value, where)
+    if float in options and isinstance(value, float):
+        return _scalar(float, value, where)  # "expected a number, got nan (a number)" says nothing
     for option in options:
         try:
             return _value(option, value, where)

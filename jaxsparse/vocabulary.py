@@ -114,14 +114,24 @@ def _column(keys: Any) -> Any:
     if hasattr(keys, "to_arrow"):  # polars
         keys = keys.to_arrow()
     if not isinstance(keys, pa.Array | pa.ChunkedArray):
-        try:
-            keys = pa.array(keys, from_pandas=True)
-        except pa.ArrowInvalid as error:
-            raise TypeError(f"KeyCounts: keys must be integers or strings: {error}") from error
+        keys = _as_arrow(keys)
     column = pa.chunked_array([keys]) if isinstance(keys, pa.Array) else keys
-    while pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+    types = pa.types
+    while any(
+        f(column.type) for f in (types.is_list, types.is_large_list, types.is_fixed_size_list)
+    ):
         column = pc.list_flatten(column)
     return column
+
+
+def _as_arrow(keys: Any) -> Any:
+    try:
+        try:
+            return pa.array(keys, from_pandas=True)
+        except OverflowError:  # arrow takes Python's integers for int64
+            return pa.array(keys, pa.uint64(), from_pandas=True)
+    except (pa.ArrowException, OverflowError) as error:
+        raise TypeError(f"KeyCounts: keys must be integers or strings: {error}") from error
 
 
 def _plain(column: Any) -> Any:

@@ -43,6 +43,8 @@ BIG = 2**64 - 1
     [
         (np.array([[3, 3], [1, 3]], np.int8), [3, 1], 0),
         (np.array([BIG, 1, BIG], np.uint64), [BIG, 1], 0),
+        ([BIG, 1, None, BIG], [BIG, 1], 1),
+        (pa.array([[1, 2], [2, 3], None], pa.list_(pa.int64(), 2)), [2, 1, 3], 0),
         (js.Ragged.from_lists([[5], [], [5, 2]]), [5, 2], 0),
         (np.array(["b", "a", "b"]), ["b", "a"], 0),
         (["b", None, "b", "c"], ["b", "c"], 1),
@@ -75,6 +77,9 @@ def test_the_frequent_keys_get_rows_of_their_own() -> None:
         ([[1.5]], "keys must be integers or strings, got double"),
         ([pd.Series([1, None])], "keys must be integers or strings, got double"),
         ([[1, "a"]], "keys must be integers or strings: "),
+        ([["a", 1]], "keys must be integers or strings: "),
+        ([[2**64]], "keys must be integers or strings: "),
+        ([[2**63, -1]], "keys must be integers or strings: "),
         ([[1], ["a"]], "keys were int64 before, now they are large_string"),
         ([[True]], "keys must be integers or strings, got bool"),
     ],

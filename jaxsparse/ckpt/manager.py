@@ -123,6 +123,7 @@ class CheckpointManager:
         Raises:
             CheckpointError: there is no such save.
         """
+        self._join()
         return read_manifest(self.path(step))
 
     def check_start(self, step: int) -> None:

@@ -11,7 +11,7 @@ import jax
 from jaxsparse.ckpt import restore_state
 from jaxsparse.cli.resolve import config_errors, make_collection, make_trainer, resolve
 from jaxsparse.cli.run_config import load_config
-from jaxsparse.cli.run_folder import choose_checkpoint, find_config
+from jaxsparse.cli.run_folder import check_dense, choose_checkpoint, find_config
 from jaxsparse.cli.splits import load_final_split
 from jaxsparse.cli.tell import final_metrics, print_result
 
@@ -31,6 +31,7 @@ def run_eval(
     save = choose_checkpoint(run_dir, config, checkpoint)
     with config_errors(source):
         config = resolve(config, source)
+        check_dense(config, Path(run_dir))
         emb = make_collection(config)
         trainer = make_trainer(config, emb)
         split = load_final_split(config, emb.features)

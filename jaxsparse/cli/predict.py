@@ -15,12 +15,13 @@ import numpy.typing as npt
 from jaxsparse.ckpt import restore_state
 from jaxsparse.cli.resolve import config_errors, make_collection, make_trainer, resolve
 from jaxsparse.cli.run_config import RunConfig, SyntheticData, load_config
-from jaxsparse.cli.run_folder import choose_checkpoint, find_config
+from jaxsparse.cli.run_folder import check_dense, choose_checkpoint, find_config
 from jaxsparse.cli.splits import SplitName, limited, load_split
 from jaxsparse.cli.table_file import check_table_file, write_table
 from jaxsparse.cli.tell import print_json, tell
 from jaxsparse.config import ConfigError
-from jaxsparse.data import Batch, ColumnFiles
+from jaxsparse.data import Batch, ColumnFiles, SplitFiles
+from jaxsparse.data.sources import is_among
 from jaxsparse.specs import FeatureSpec
 from jaxsparse.train import Trainer, TrainState
 
@@ -59,6 +60,8 @@ def run_predict(
     save = choose_checkpoint(folder, config, checkpoint)
     with config_errors(source):
         config = resolve(config, source)
+        check_dense(config, folder)
+        _check_out(out, config, files)
         emb = make_collection(config)
         trainer = make_trainer(config, emb)
         name, dataset = _data(config, files, split, emb.features)
@@ -81,6 +84,14 @@ def _find_run(run: str, run_dir: str | None) -> tuple[Path, Path | None]:
     if run_dir is not None:
         raise ConfigError(f"--run-dir: is for a TOML, and {run} is a run's folder already")
     return find_config(run), path
+
+
+def _check_out(out: str, config: RunConfig, files: Sequence[str]) -> None:
+    """Raises where the predictions would take the place of data."""
+    data = config.data
+    splits = ("train", "valid", "test") if isinstance(data, SplitFiles) else ()
+    if is_among(Path(out), [*files, *(path for split in splits for path in data.paths(split))]):
+        raise ConfigError(f"--out: {out} is a file of the data, which it would replace")
 
 
 def _data(

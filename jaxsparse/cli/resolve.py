@@ -97,13 +97,13 @@ def feature_names(config: RunConfig) -> list[str]:
     return [field.name for field in config.data.config.fields]
 
 
-def num_dense(config: RunConfig) -> int:
-    """Dense columns of the data."""
+def dense_names(config: RunConfig) -> list[str]:
+    """Dense columns of the data, in the order the model gets them."""
     if isinstance(config.data, CriteoFiles):
-        return config.data.num_dense
+        return list(config.data.dense_names)
     if isinstance(config.data, ColumnFiles):
-        return len(config.data.columns.dense)
-    return int(config.data.config.num_dense)
+        return list(config.data.columns.dense)
+    return list(config.data.config.dense_names)
 
 
 def make_features(config: RunConfig) -> list[FeatureSpec]:
@@ -142,7 +142,7 @@ def make_trainer(config: RunConfig, emb: EmbeddingCollection) -> Trainer:
     """Model and optimizers of a resolved run."""
     model = DLRM.for_features(
         emb.features,
-        num_dense=num_dense(config),
+        num_dense=len(dense_names(config)),
         bottom=config.model.bottom,
         top=config.model.top,
         rngs=nnx.Rngs(config.run.seed),

@@ -12,7 +12,8 @@ from typing import Any
 from jax.sharding import Mesh
 
 from jaxsparse.ckpt import CheckpointManager
-from jaxsparse.cli.run_config import RunConfig
+from jaxsparse.cli.resolve import dense_names
+from jaxsparse.cli.run_config import RunConfig, load_config
 from jaxsparse.cli.tell import tell
 from jaxsparse.config import ConfigError, read_toml, to_table
 from jaxsparse.config_text import to_toml
@@ -64,7 +65,7 @@ def check_run_folder(config: RunConfig, given: str | None, resume: Resume) -> Pa
 
     Raises:
         ConfigError: it holds a run that is not to be resumed, or none that must be, or it is a
-            file.
+            file; or its states were trained on other dense columns.
     """
     path = _free_folder(config.run.name) if resume == "never" else Path("runs", config.run.name)
     path = path if given is None else Path(given)
@@ -83,7 +84,32 @@ def check_run_folder(config: RunConfig, given: str | None, resume: Resume) -> Pa
         tell(f"{path}: has no save to go on from, starts at step 0")
     if path.exists() and not path.is_dir():
         raise ConfigError(f"{path}: is a file, expected a folder or a name for a new one")
+    if holds_run and CheckpointManager(path / CHECKPOINTS).steps():
+        check_dense(config, path)
     return path
+
+
+def check_dense(config: RunConfig, folder: Path) -> None:
+    """Raises where the states of a run would get other dense columns than they were trained on.
+
+    They know them by place alone: of equally many, nothing else would be wrong.
+
+    Args:
+        config: resolved.
+        folder: of the run.
+
+    Raises:
+        ConfigError: names or order differ.
+    """
+    if not (folder / CONFIG).is_file():
+        return
+    saved, _ = load_config(folder / CONFIG, ())
+    before, now = dense_names(saved), dense_names(config)
+    if before != now:
+        raise ConfigError(
+            f"{folder}: its dense columns were {before}, now they are {now}; name those it was "
+            "trained on, in their order (data.columns.dense), or train a new run"
+        )
 
 
 def restore_config(path: Path, text: str | None) -> None:

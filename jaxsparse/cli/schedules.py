@@ -12,9 +12,13 @@ import dataclasses
 from typing import Annotated, Any
 
 import jax
+import numpy as np
 import optax
 
 from jaxsparse.config import one_of
+
+STEPS_END = 2**31
+"""Steps are int32 where the rate is computed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,7 +115,7 @@ class WarmupCosineRate:
     def __post_init__(self) -> None:
         """Validates the fields."""
         _not_negative(self, "init_value", "end_value")
-        _positive(self, "peak_value", "warmup_steps", "exponent")
+        _positive(self, "peak_value", "warmup_steps", "decay_steps", "exponent")
         if self.decay_steps <= self.warmup_steps:
             raise ValueError(
                 f"decay_steps counts the warm-up too, so it must be > warmup_steps = "
@@ -181,6 +185,10 @@ class PiecewiseRate:
             raise ValueError(f"boundaries must ascend from >= 1, got {list(self.boundaries)}")
         if min(self.scales, default=0.0) < 0:
             raise ValueError(f"scales must be >= 0, got {list(self.scales)}")
+        for step in self.boundaries:
+            _check_fits("boundaries", step)
+        for scale in self.scales:
+            _check_fits("scales", scale)
 
     def __call__(self, step: jax.Array) -> jax.Array:
         """The rate of a step, as `optax.piecewise_constant_schedule`."""
@@ -211,6 +219,8 @@ def _not_negative(rate: Any, *names: str) -> None:
         value = getattr(rate, name)
         if value is not None and value < 0:
             raise ValueError(f"{name} must be >= 0, got {value:g}")
+        if value is not None:
+            _check_fits(name, value)
 
 
 def _positive(rate: Any, *names: str) -> None:
@@ -218,3 +228,12 @@ def _positive(rate: Any, *names: str) -> None:
         value = getattr(rate, name)
         if value <= 0:
             raise ValueError(f"{name} must be > 0, got {value:g}")
+        _check_fits(name, value)
+
+
+def _check_fits(name: str, value: float) -> None:
+    """Raises ValueError for what the device's int32 (steps) or float32 (rates) cannot hold."""
+    if isinstance(value, int) and value >= STEPS_END:
+        raise ValueError(f"{name} must be < {STEPS_END}, got {value}")
+    if not abs(value) <= float(np.finfo(np.float32).max):
+        raise ValueError(f"{name} must be a float32, got {value:g}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxsparse.config import ConfigError
+from jaxsparse.train.signals import on_sigterm
 
 KINDS = (".parquet", ".csv")
 
@@ -38,28 +40,37 @@ def write_table(path: Path, parts: Iterable[Mapping[str, np.ndarray[Any, Any]]])
 
     Raises:
         ConfigError: the file cannot be written.
+        KeyboardInterrupt: SIGTERM came; nothing unfinished is left.
     """
     import pyarrow as pa
     from pyarrow import csv, parquet
 
-    temporary = path.with_name(f"{path.name}.tmp")
+    # A name of its own: whatever ends with .tmp may be the user's.
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
     writer: Any = None
     num_rows = 0
-    try:
-        for part in parts:
-            table = pa.table(dict(part))
+    with on_sigterm(_end):
+        try:
+            for part in parts:
+                table = pa.table(dict(part))
+                if writer is None:
+                    kind = csv.CSVWriter if path.suffix == ".csv" else parquet.ParquetWriter
+                    writer = kind(temporary, table.schema)
+                writer.write_table(table)
+                num_rows += table.num_rows
             if writer is None:
-                kind = csv.CSVWriter if path.suffix == ".csv" else parquet.ParquetWriter
-                writer = kind(temporary, table.schema)
-            writer.write_table(table)
-            num_rows += table.num_rows
-        if writer is None:
-            raise ConfigError("predict: there are no rows")
-        writer.close()
-        os.replace(temporary, path)
-    except OSError as error:
-        raise ConfigError(f"--out: {path} cannot be written: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):  # it is told of above
-            temporary.unlink()
+                raise ConfigError("predict: there are no rows")
+            writer.close()
+            os.replace(temporary, path)
+        except OSError as error:
+            raise ConfigError(
+                f"--out: {path} cannot be written: {error.strerror or error}"
+            ) from error
+        finally:
+            with contextlib.suppress(OSError):  # it is told of above
+                temporary.unlink()
     return num_rows
+
+
+def _end() -> None:
+    raise KeyboardInterrupt("ended by SIGTERM")

@@ -118,7 +118,7 @@ def problems(
     previous = 0
     for cells in reader:
         first, previous = previous + 1, reader.line_num
-        found = _problem(cells, header, checks) if cells else None
+        found = _problem(cells, header, checks) if cells else _blank(header)
         if found:
             yield Problem(first, reader.line_num, *found)
 
@@ -146,6 +146,12 @@ def mixed_signs(
                     yield Problem(
                         reader.line_num, reader.line_num, reason, f"{reason} above, got {key}"
                     )
+
+
+def _blank(header: Sequence[str]) -> tuple[str, str] | None:
+    if len(header) > 1:
+        return None
+    return "blank line", 'the line is blank; in a file of one column an empty cell is written ""'
 
 
 def _problem(

@@ -18,6 +18,7 @@ class CriteoFiles(SplitFiles):
 
     feature_names: ClassVar[tuple[str, ...]] = CATEGORIES
     num_dense: ClassVar[int] = len(INTEGERS)
+    dense_names: ClassVar[tuple[str, ...]] = INTEGERS
 
     categories: Categories = "hex"
     """``hex``: keys are the numbers; ``string``: their text. For hashed tables both."""

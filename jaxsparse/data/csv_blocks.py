@@ -17,7 +17,10 @@ from jaxsparse.data.text_blocks import Lines, row_ends
 
 @dataclasses.dataclass(frozen=True)
 class CsvParser:
-    """Batches of the columns a schema names. Blank lines are no rows."""
+    """Batches of the columns a schema names.
+
+    Blank lines are no rows. In a file of one column nobody knows, and they are bad rows.
+    """
 
     schema: ColumnSchema
     on_bad_row: OnBadRow = "error"
@@ -53,7 +56,7 @@ class CsvParser:
         """Lines that are not blank, those inside of quotes with the line they belong to."""
         data = lines.data
         if b'"' in data or b"\n\n" in data or b"\n\r" in data or data[:1] in (b"\n", b"\r"):
-            return _count_rows(data)
+            return _count_rows(data)[0]
         return lines.num_lines
 
     def parse(self, lines: Lines) -> tuple[Batch, BadRows]:
@@ -85,7 +88,9 @@ class CsvParser:
 
         from jaxsparse.arrow import reader_of
 
-        if not data.strip():
+        if data and len(header) == 1 and _count_rows(data)[1]:
+            raise ValueError("there are blank lines")
+        if not data.strip(b"\r\n"):
             empty = pa.schema(list(csv_types(self.schema).items())).empty_table()
             return table_batch(empty, self.schema)
         return table_batch(
@@ -103,10 +108,12 @@ class CsvParser:
 
 
 def _text_lines(data: bytes) -> list[str]:
-    return [f"{line}\n" for line in data.decode(errors="surrogateescape").split("\n")]
+    text = data.decode(errors="surrogateescape").removesuffix("\n")
+    return [f"{line}\n" for line in text.split("\n")]
 
 
-def _count_rows(data: bytes) -> int:
+def _count_rows(data: bytes) -> tuple[int, int]:
+    """Rows, and blank lines."""
     ends = row_ends(data)
     if not len(ends) or ends[-1] < len(data):
         ends = np.append(ends, len(data))
@@ -114,4 +121,4 @@ def _count_rows(data: bytes) -> int:
     text = np.frombuffer(data, np.uint8)
     # A blank line is an end of line alone; in "\\r\\n" it begins with the carriage return.
     blank = (text[begins] == ord("\n")) | (text[begins] == ord("\r"))
-    return int(len(ends) - blank.sum())
+    return int(len(ends) - blank.sum()), int(blank.sum())

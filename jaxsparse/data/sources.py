@@ -86,6 +86,18 @@ def find_sources(paths: Paths) -> list[Source]:
     return [source for path in given for source in _expand(fspath(path))]
 
 
+def is_among(file: Path, paths: Paths) -> bool:
+    """Whether a file is one of those that local paths and patterns stand for, by whatever name."""
+    given = [paths] if isinstance(paths, str | PathLike) else list(paths)
+    if not file.exists():
+        return False
+    for path in (fspath(path).removeprefix("file://") for path in given):
+        names = [path, *glob.glob(path, recursive=True)]
+        if any(Path(name).exists() and file.samefile(name) for name in names):
+            return True
+    return False
+
+
 def _expand(path: str) -> list[Source]:
     if "://" in path:
         names, filesystem, prefix = _remote(path)

@@ -93,6 +93,10 @@ class TextFormat:
                         line += count_lines(data)
                         continue
                 lines = Lines(data, source.path, line, header)
+                if not data.strip(b"\r\n"):
+                    if len(header) == 1:  # they could be rows, which the parser refuses
+                        bad.merge(self.parser.parse(lines)[1])
+                    continue
                 num_rows = self._num_rows(lines, bad)
                 blocks.append(Block(num_rows, offset, len(data), line))
                 line += lines.num_lines
@@ -115,7 +119,7 @@ class TextFormat:
         return batch.num_samples
 
     def _cut(self, stream: Any, source: Source) -> Iterator[tuple[int, bytes]]:
-        """Offset and bytes of each block. Blank lines at the end of the file belong to none."""
+        """Offset and bytes of each block, at last of the blank lines that end the file, if any."""
         offset, waiting, chunk = 0, b"", BOM
         while chunk:
             with read_errors(source):
@@ -136,6 +140,8 @@ class TextFormat:
                     f"{source.path}: no line ends within {LONGEST_LINE} bytes after byte {offset}; "
                     "is a quote never closed?"
                 )
+        if offset and waiting:
+            yield offset, waiting
 
 
 class TextReader:

@@ -9,6 +9,7 @@ import pathlib
 import re
 import resource
 import shutil
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -77,6 +78,23 @@ def test_a_save_in_the_background_copies_into_the_memory_of_the_last(
     for step, want in ((1, fresh), (2, moved)):
         got = manager.restore(trainer.emb, copy(fresh), step).state
         runs.assert_same(runs.leaves(trainer, got), runs.leaves(trainer, at_step(want, step)))
+
+
+def test_the_manifest_of_a_save_in_the_background_is_waited_for(
+    tmp_path: pathlib.Path, trainer: Any, fresh: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = js.CheckpointManager(tmp_path, every=1, background=True)
+    write = manager._write
+
+    def slowly(*arguments: Any) -> None:
+        time.sleep(0.2)
+        write(*arguments)
+
+    monkeypatch.setattr(manager, "_write", slowly)
+    manager.save(trainer.emb, at_step(fresh, 1))
+    assert manager.manifest(1)["step"] == 1
+    with pytest.raises(js.CheckpointError, match="no checkpoint there"):
+        manager.manifest(2)
 
 
 def test_the_best_is_kept_beside_the_newest(

@@ -184,6 +184,33 @@ def test_rates_are_optaxs_for_tables_and_the_dense_model(text: str, schedule: An
 @pytest.mark.parametrize(
     ("rate", "message"),
     [
+        ("{kind='constant', value=1e300}", "learning_rate: value must be a float32, got 1e+300"),
+        (
+            "{kind='exponential', init_value=1, decay_rate=2, transition_steps=1, end_value=1e39}",
+            "learning_rate: end_value must be a float32, got 1e+39",
+        ),
+        (
+            "{kind='piecewise', init_value=1, boundaries=[5], scales=[1e300]}",
+            "learning_rate: scales must be a float32, got 1e+300",
+        ),
+        (
+            "{kind='piecewise', init_value=1, boundaries=[5, 2147483648], scales=[1, 1]}",
+            "learning_rate: boundaries must be < 2147483648, got 2147483648",
+        ),
+        (
+            "{kind='cosine', init_value=1, decay_steps=2147483648}",
+            "learning_rate: decay_steps must be < 2147483648, got 2147483648",
+        ),
+        (
+            "{kind='warmup_cosine', peak_value=1, warmup_steps=5, decay_steps=2147483648}",
+            "learning_rate: decay_steps must be < 2147483648, got 2147483648",
+        ),
+        (
+            "{kind='linear', init_value=1, end_value=0, transition_steps=1, "
+            "transition_begin=99999999999}",
+            "learning_rate: transition_begin must be < 2147483648, got 99999999999",
+        ),
+        ("nan", "learning_rate: expected a finite number, got nan (a number)"),
         ("{kind='linaer'}", ".kind: expected one of constant, linear, cosine, warmup_cosine, expo"),
         ("{kind='cosine', decay_step=3, init_value=1}", "unknown key, did you mean 'decay_steps'?"),
         ("{kind='cosine', decay_steps=3}", "learning_rate.init_value: is missing, expected a numb"),

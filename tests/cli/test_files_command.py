@@ -212,3 +212,33 @@ def test_memory_of_a_run_does_not_grow_with_its_files() -> None:
         )
         peaks.append(int(done.stdout.splitlines()[-1]))
     assert peaks[1] <= 1.05 * peaks[0], peaks
+
+
+def test_other_dense_columns_than_were_trained_on_are_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = "".join(f"{i % 2},{i % 3},{i % 5},{i % 7}\n" for i in range(40))
+    pathlib.Path("a.csv").write_text(f"label,user,x,y\n{rows}")
+    columns = '{ dense = ["x", "y"], features = { user = "user" } }'
+    pathlib.Path("run.toml").write_text(
+        f'[data]\nkind = "files"\ntrain = "a.csv"\ntest = "a.csv"\ncolumns = {columns}\n'
+        "[table_defaults]\nvocabulary_size = 20\nembedding_dim = 4\n[model]\ntop = [8]\n"
+        "[train]\nbatch_size = 20\n[mesh]\ndevices = 1\n"
+    )
+    run(capsys, "train", "run.toml", "--run-dir", "a")
+    before = pathlib.Path("a/config.toml").read_text()
+    swapped = ("--set", 'data.columns.dense=["y","x"]')
+    for command in (
+        ("train", "--run-dir", "a", "--resume", "must"),
+        ("eval", "a"),
+        ("predict", "a", "--out", "p.csv"),
+        ("predict", "run.toml", "--run-dir", "a", "--out", "p.csv"),
+    ):
+        assert main([*command, *swapped]) == 2
+        assert (
+            "error: a: its dense columns were ['x', 'y'], now they are ['y', 'x']; name those it "
+            "was trained on, in their order (data.columns.dense), or train a new run"
+        ) in capsys.readouterr().err
+    assert pathlib.Path("a/config.toml").read_text() == before
+    assert not pathlib.Path("p.csv").exists()
+    run(capsys, "train", "--run-dir", "a", "--resume", "must", "--set", "train.epochs=2")

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import csv
+import os
 import pathlib
+import signal
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -127,8 +130,47 @@ def test_what_cannot_be_written_is_refused(run: pathlib.Path) -> None:
     assert refused(run, "--out", "no/p.csv") == "--out: no is no folder"
     pathlib.Path("f.csv").mkdir()
     assert refused(run, "--out", "f.csv") == "--out: f.csv is a folder"
-    pathlib.Path("p.csv.tmp").mkdir()
-    assert refused(run, "--out", "p.csv").startswith("--out: p.csv cannot be written: ")
+    long = "p" * 240 + ".csv"  # there is no room for the name it has while it is written
+    assert refused(run, "--out", long).startswith(f"--out: {long} cannot be written: ")
+
+
+def test_nothing_unfinished_is_left_and_no_other_file_is_touched(
+    run: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = pathlib.Path("p.csv.tmp")
+    mine.write_text("mine")
+    assert predict(run, "--out", "p.csv").code == 0
+    written = pathlib.Path("p.csv").read_bytes()
+
+    def interrupted(*_: Any) -> Iterator[dict[str, Any]]:
+        yield {"logit": np.zeros(3, np.float32)}
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield {"logit": np.zeros(3, np.float32)}
+
+    monkeypatch.setattr("jaxsparse.cli.predict._columns", interrupted)
+    before = signal.getsignal(signal.SIGTERM)
+    for out in ("p.csv", "p.parquet"):
+        done = predict(run, "--out", out)
+        assert done.code == 1 and "jaxsparse: failed: ended by SIGTERM" in done.err
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert mine.read_text() == "mine" and pathlib.Path("p.csv").read_bytes() == written
+    assert sorted(path.name for path in pathlib.Path().iterdir()) == ["p.csv", "p.csv.tmp"]
+
+
+def test_data_are_not_replaced_by_their_predictions(run: pathlib.Path) -> None:
+    rows = pathlib.Path("rows.csv")
+    rows.write_text("user,item,age\n1,2,0\n")
+    text = "is a file of the data, which it would replace"
+    pathlib.Path("link").symlink_to(".")
+    for files in (["rows.csv"], ["./r*.csv"], [str(rows.absolute())], ["link/rows.csv"]):
+        assert refused(run, *files, "--out", "rows.csv") == f"--out: rows.csv {text}"
+    train = run.parent / "train.csv"
+    before = train.read_bytes()
+    for files in (["rows.csv"], []):
+        assert refused(run, *files, "--out", train) == f"--out: {train} {text}"
+    assert train.read_bytes() == before and rows.read_text() == "user,item,age\n1,2,0\n"
+    assert predict(run, "rows.csv", "--out", "other.csv").code == 0
+    assert predict(run, "rows.csv", "--out", "other.csv").code == 0, "what it wrote it may replace"
 
 
 def test_runs_and_saves_that_are_not_there_are_refused(run: pathlib.Path) -> None:

@@ -581,3 +581,40 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, kind: str) -> None:
         assert rows == num_rows
         peaks.append(peak)
     assert peaks[1] <= 1.05 * peaks[0], peaks
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize(
+    ("lines", "blank"),
+    [
+        (["a", "", "b"], [3]),
+        (["", "a"], [2]),
+        (["a", "b", ""], [4]),
+        (["a", "", "", "b", "", ""], [3, 4, 6, 7]),
+        (["", ""], [2, 3]),
+    ],
+)
+@pytest.mark.parametrize("block_bytes", [3, 1 << 20])
+def test_blank_lines_of_a_single_column_are_bad_rows(
+    tmp_path: Path, lines: list[str], blank: list[int], end: str, block_bytes: int
+) -> None:
+    schema = ColumnSchema(label=None, features={"s": FeatureColumn(type="string")})
+    path = write_bytes(tmp_path / "a.csv", end.join(["s", *lines, ""]).encode())
+
+    def opened(on_bad_row: Any) -> StreamDataset:
+        form = TextFormat(CsvParser(schema, on_bad_row), block_bytes)
+        return StreamDataset([(source, form) for source in find_sources(path)], 10)
+
+    # Those at the end are met first, when rows are counted.
+    line = "|".join(map(str, blank))
+    text = rf"a\.csv, line ({line}): the line is blank; in a file of one column an empty cell is"
+    with pytest.raises(DataError, match=text):
+        list(opened("error"))
+    skipping = opened("skip")
+    kept = [str(key) for batch in skipping for key in batch.features["s"]]
+    assert kept == [line for line in lines if line]
+    assert skipping.bad_rows.counts == {"blank line": len(blank)}
+    quoted = [line or '""' for line in lines]
+    write_bytes(path, end.join(["s", *quoted, ""]).encode())
+    kept = [str(key) for batch in opened("error") for key in batch.features["s"]]
+    assert kept == lines
