@@ -19,7 +19,7 @@ from jaxsparse.cli.check import Difference, report
 from jaxsparse.cli.run_config import load_config
 from jaxsparse.config import to_table
 from jaxsparse.config_text import to_toml
-from tests.cli.test_command import captured, rows_of, sets, write_files
+from tests.cli.commands import captured, rows_of, sets, write_files
 from tests.train.event_files import read_scalars
 
 COMMANDS = ("train", "eval", "predict", "plan", "check", "launch", "inspect", "import", "export")

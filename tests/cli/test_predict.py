@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 
 import jaxsparse as js
-from tests.cli.test_command import SMALL, Done, captured, rows_of, sets, write_files
+from tests.cli.commands import SMALL, Done, captured, rows_of, sets, write_files
 
 
 @pytest.fixture(autouse=True)
