@@ -12,13 +12,8 @@ their median over rounds is reported, so that what else the machine does falls o
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import pathlib
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv, parquet
 
+from benchmarks.report import ROOT, describe_machine, machine, run
 from jaxsparse.cli.resolve import make_collection, make_trainer, resolve
 from jaxsparse.cli.run_config import RunConfig, load_config
 from jaxsparse.data import (
@@ -45,7 +41,6 @@ from jaxsparse.data.joining import join_batches
 from jaxsparse.data.stream import SHUFFLE_ROWS
 from jaxsparse.train import Trainer
 
-ROOT = pathlib.Path(__file__).parents[1]
 RUN = ROOT / "examples" / "criteo.toml"
 REQUIRED = {"parquet": 2.0, "criteo_tsv": 1.0, "train_parquet": 0.9}
 """Least ratio to training from memory."""
@@ -165,33 +160,10 @@ def measure(num_rows: int, rounds: int, assignments: list[str] | None = None) ->
     }
 
 
-def machine() -> dict[str, Any]:
-    """What was measured on."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-    )
-    model = ""
-    info = pathlib.Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        model = names[0].partition(":")[2].strip() if names else ""
-    return {
-        "cpu": model or platform.processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "load_average": os.getloadavg()[0],
-        "device": jax.devices()[0].device_kind,
-        "jax": jax.__version__,
-        "python": platform.python_version(),
-        "commit": commit.stdout.strip(),
-    }
-
-
 def table(result: dict[str, Any]) -> str:
     """The result for people."""
-    on = result["machine"]
     lines = [
-        f"{on['cpu']}, {on['cores']} cores, load {on['load_average']:.1f}; device {on['device']}; "
-        f"jax {on['jax']}; {result['rows']:,} rows, {len(result['rounds'])} rounds",
+        f"{describe_machine(result)}; {result['rows']:,} rows, {len(result['rounds'])} rounds",
         f"{'':14s}  samples/s  CPU us  ratio  least input wait",
     ]
     for name, told in result["median"].items():
@@ -208,15 +180,8 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Measures, prints a table and writes the JSON; 1 where a ratio is not reached."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=64 * 4096, help="rows of the data")
-    parser.add_argument("--rounds", type=int, default=5, help="at least 5 for figures to quote")
-    parser.add_argument("--out", default="pipeline.json", help="where the JSON goes")
-    options = parser.parse_args()
-    result = measure(options.rows, options.rounds)
-    pathlib.Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
-    print(table(result))
+    """Measures; 1 where a ratio is not reached."""
+    result = run(__doc__, measure, table, num_rows=64 * 4096)
     return 0 if all(result["met"].values()) else 1
 
 

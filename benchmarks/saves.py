@@ -7,18 +7,16 @@ for; after some of them the state is saved, and steps go on until the save is on
 
 from __future__ import annotations
 
-import argparse
-import json
 import pathlib
 import statistics
-import sys
 import tempfile
 import time
 from typing import Any
 
 import jax
 
-from benchmarks.pipeline import Bench, machine
+from benchmarks.pipeline import Bench
+from benchmarks.report import describe_machine, machine, run
 from jaxsparse.ckpt import CheckpointManager
 from jaxsparse.train import Trainer, TrainState
 from jaxsparse.train.state import device_bytes
@@ -101,10 +99,8 @@ def measure(num_rows: int, rounds: int, assignments: list[str] | None = None) ->
 
 def table(result: dict[str, Any]) -> str:
     """The result for people."""
-    on = result["machine"]
     lines = [
-        f"{on['cpu']}, {on['cores']} cores, load {on['load_average']:.1f}; jax {on['jax']}; "
-        f"{result['state_bytes'] / 1e6:,.0f} MB of state",
+        f"{describe_machine(result)}; {result['state_bytes'] / 1e6:,.0f} MB of state",
         f"{'ms':10s}    step  stopped  next step  step beside  lost in all    save",
     ]
     for name, told in result["median"].items():
@@ -116,18 +112,5 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    """Measures, prints a table and writes the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=8192, help="rows of the data")
-    parser.add_argument("--rounds", type=int, default=5, help="saves of each kind")
-    parser.add_argument("--out", default="saves.json", help="where the JSON goes")
-    options = parser.parse_args()
-    result = measure(options.rows, options.rounds)
-    pathlib.Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
-    print(table(result))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    run(__doc__, measure, table, num_rows=8192)

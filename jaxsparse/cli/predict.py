@@ -20,10 +20,11 @@ from jaxsparse.cli.splits import SplitName, limited, load_split
 from jaxsparse.cli.table_file import check_table_file, write_table
 from jaxsparse.cli.tell import print_json, tell
 from jaxsparse.config import ConfigError
-from jaxsparse.data import Batch, ColumnFiles, SplitFiles
+from jaxsparse.data import ColumnFiles, SplitFiles
 from jaxsparse.data.sources import is_among
 from jaxsparse.specs import FeatureSpec
 from jaxsparse.train import Trainer, TrainState
+from jaxsparse.train.batches import Dataset
 
 Columns = dict[str, npt.NDArray[np.float32]]
 
@@ -126,6 +127,6 @@ def _data(
     return ", ".join(files) or str(found), data.open(paths, config.train.eval_batch_size)
 
 
-def _columns(trainer: Trainer, state: TrainState, dataset: Iterator[Batch]) -> Iterator[Columns]:
+def _columns(trainer: Trainer, state: TrainState, dataset: Dataset) -> Iterator[Columns]:
     for logits in trainer.logits(state, dataset):
         yield {"probability": np.asarray(trainer.link(logits)), "logit": logits}

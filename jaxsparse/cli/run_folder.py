@@ -76,16 +76,14 @@ def check_run_folder(config: RunConfig, given: str | None, resume: Resume) -> Pa
         )
     if not holds_run and resume == "must":
         raise ConfigError(f"{path}: holds no run to go on with (--resume must)")
-    if holds_run and resume != "never" and make_manager(path, config).latest() is None:
-        if resume == "must":
-            raise ConfigError(
-                f"{path}: has no save to go on from (--resume must); --resume auto starts it anew"
-            )
-        tell(f"{path}: has no save to go on from, starts at step 0")
     if path.exists() and not path.is_dir():
         raise ConfigError(f"{path}: is a file, expected a folder or a name for a new one")
     if holds_run and CheckpointManager(path / CHECKPOINTS).steps():
         check_dense(config, path)
+    elif resume == "must":
+        raise ConfigError(
+            f"{path}: has no save to go on from (--resume must); --resume auto starts it anew"
+        )
     return path
 
 

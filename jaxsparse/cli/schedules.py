@@ -9,7 +9,8 @@ optax's; the first update has step 0. Frozen, so that equal ones make equal prog
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar
 
 import jax
 import numpy as np
@@ -22,8 +23,22 @@ STEPS_END = 2**31
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ConstantRate:
+class _Schedule:
+    """A schedule of optax, which takes the fields as its arguments."""
+
+    _make: ClassVar[Callable[..., Callable[[jax.Array], Any]]]
+
+    def __call__(self, step: jax.Array) -> jax.Array:
+        """The rate of a step."""
+        rate: jax.Array = self._make(**dataclasses.asdict(self))(step)
+        return rate
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConstantRate(_Schedule):
     """``value`` at every step."""
+
+    _make = staticmethod(optax.constant_schedule)
 
     value: float
     """>= 0."""
@@ -32,14 +47,12 @@ class ConstantRate:
         """Validates the fields."""
         _not_negative(self, "value")
 
-    def __call__(self, step: jax.Array) -> jax.Array:
-        """The rate of a step, as `optax.constant_schedule`."""
-        return optax.constant_schedule(self.value)(step)  # type: ignore[no-any-return]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LinearRate:
+class LinearRate(_Schedule):
     """From ``init_value`` to ``end_value`` in a straight line."""
+
+    _make = staticmethod(optax.linear_schedule)
 
     init_value: float
     """>= 0."""
@@ -58,14 +71,12 @@ class LinearRate:
         _not_negative(self, "init_value", "end_value", "transition_begin")
         _positive(self, "transition_steps")
 
-    def __call__(self, step: jax.Array) -> jax.Array:
-        """The rate of a step, as `optax.linear_schedule`."""
-        return optax.linear_schedule(**dataclasses.asdict(self))(step)  # type: ignore[no-any-return]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CosineRate:
+class CosineRate(_Schedule):
     """From ``init_value`` to ``alpha * init_value`` along half a cosine."""
+
+    _make = staticmethod(optax.cosine_decay_schedule)
 
     init_value: float
     """>= 0."""
@@ -84,15 +95,12 @@ class CosineRate:
         _not_negative(self, "init_value", "alpha")
         _positive(self, "decay_steps", "exponent")
 
-    def __call__(self, step: jax.Array) -> jax.Array:
-        """The rate of a step, as `optax.cosine_decay_schedule`."""
-        make = optax.cosine_decay_schedule
-        return make(**dataclasses.asdict(self))(step)  # type: ignore[no-any-return]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class WarmupCosineRate:
+class WarmupCosineRate(_Schedule):
     """In a line from ``init_value`` to ``peak_value``, then along half a cosine to the end."""
+
+    _make = staticmethod(optax.warmup_cosine_decay_schedule)
 
     init_value: float = 0.0
     """>= 0."""
@@ -122,15 +130,12 @@ class WarmupCosineRate:
                 f"{self.warmup_steps}, got {self.decay_steps}"
             )
 
-    def __call__(self, step: jax.Array) -> jax.Array:
-        """The rate of a step, as `optax.warmup_cosine_decay_schedule`."""
-        make = optax.warmup_cosine_decay_schedule
-        return make(**dataclasses.asdict(self))(step)  # type: ignore[no-any-return]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ExponentialRate:
+class ExponentialRate(_Schedule):
     """``init_value * decay_rate ** (step / transition_steps)``."""
+
+    _make = staticmethod(optax.exponential_decay)
 
     init_value: float
     """>= 0."""
@@ -155,14 +160,20 @@ class ExponentialRate:
         _not_negative(self, "init_value", "transition_begin", "end_value")
         _positive(self, "transition_steps", "decay_rate")
 
-    def __call__(self, step: jax.Array) -> jax.Array:
-        """The rate of a step, as `optax.exponential_decay`."""
-        return optax.exponential_decay(**dataclasses.asdict(self))(step)  # type: ignore[no-any-return]
+
+def _piecewise(
+    init_value: float, boundaries: tuple[int, ...], scales: tuple[float, ...]
+) -> Callable[[jax.Array], Any]:
+    by_step = dict(zip(boundaries, scales, strict=True))
+    schedule: Callable[[jax.Array], Any] = optax.piecewise_constant_schedule(init_value, by_step)
+    return schedule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PiecewiseRate:
+class PiecewiseRate(_Schedule):
     """``init_value``, multiplied by a scale at every boundary."""
+
+    _make = staticmethod(_piecewise)
 
     init_value: float
     """>= 0."""
@@ -189,12 +200,6 @@ class PiecewiseRate:
             _check_fits("boundaries", step)
         for scale in self.scales:
             _check_fits("scales", scale)
-
-    def __call__(self, step: jax.Array) -> jax.Array:
-        """The rate of a step, as `optax.piecewise_constant_schedule`."""
-        scales = dict(zip(self.boundaries, self.scales, strict=True))
-        make = optax.piecewise_constant_schedule
-        return make(self.init_value, scales)(step)  # type: ignore[no-any-return]
 
 
 Rate = (

@@ -65,6 +65,8 @@ def run_train(
         train, valid, final = _load(config, emb.features)
     folder, old_config = share_run_folder(config, run_dir, emb.mesh, resume)
     manager = make_manager(folder, config, allow_new=allow_new)
+    if old_config is not None and manager.latest() is None:
+        tell(f"{folder}: has no save to go on from, starts at step 0")
     trace = (
         None if profiled is None or not is_first() else ProfileSteps(*profiled, folder / PROFILE)
     )

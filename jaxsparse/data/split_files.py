@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from typing import Any
 
 from jaxsparse.data.bad_rows import OnBadRow, check_on_bad_row
@@ -13,7 +14,7 @@ Patterns = str | tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SplitFiles:
+class SplitFiles(ABC):
     """Files of the splits, streamed."""
 
     dir: str = "."
@@ -50,9 +51,9 @@ class SplitFiles:
             for name in names
         ]
 
+    @abstractmethod
     def open(self, paths: list[str], batch_size: int, **options: Any) -> StreamDataset:
         """The dataset of some files; options as `stream_files`."""
-        raise NotImplementedError
 
     def stream(self, split: str, batch_size: int, **options: Any) -> StreamDataset | None:
         """The dataset of a split, None where it names no files."""

@@ -24,7 +24,12 @@ ROWS = {
 }
 
 
-ELSEWHERE = {"test_shapes_and_memory.py": "I01 I02 I03 I04 I05 I06 I07 I09 I10"}
+ELSEWHERE = {
+    "test_program_counts.py": "I01 I02 I03",
+    "test_memory.py": "I04 I05",
+    "test_neighbour_rows.py": "I06 I07 I09",
+    "test_64_bits.py": "I10",
+}
 """Rows whose tests lie beside others of their kind; their docstrings name them."""
 
 

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every benchmark does with its result: a table to read, JSON to keep, the machine named."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+ROOT = pathlib.Path(__file__).parents[1]
+Result = dict[str, Any]
+
+
+def machine() -> dict[str, Any]:
+    """What was measured on."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    )
+    model = ""
+    info = pathlib.Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        model = names[0].partition(":")[2].strip() if names else ""
+    return {
+        "cpu": model or platform.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load_average": os.getloadavg()[0],
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "commit": commit.stdout.strip(),
+    }
+
+
+def describe_machine(result: Result) -> str:
+    """The machine of a result, for the head of its table."""
+    on = result["machine"]
+    return (
+        f"{on['cpu']}, {on['cores']} cores, load {on['load_average']:.1f}; device {on['device']}; "
+        f"jax {on['jax']}"
+    )
+
+
+def run(
+    description: str,
+    measure: Callable[[int, int], Result],
+    table: Callable[[Result], str],
+    *,
+    num_rows: int,
+) -> Result:
+    """Measures as the command line says, prints the table and writes the JSON.
+
+    Args:
+        description: of the benchmark; its first line is that of ``--help``.
+        measure: of a number of rows and of rounds.
+        table: the result for people.
+        num_rows: default.
+    """
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=num_rows, help="rows of the data")
+    parser.add_argument("--rounds", type=int, default=5, help="at least 5 for figures to quote")
+    parser.add_argument("--out", help="where the JSON goes; default NAME.json")
+    options = parser.parse_args()
+    result = measure(options.rows, options.rounds)
+    out = pathlib.Path(options.out or f"{result['benchmark']}.json")
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    print(table(result))
+    return result
