@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C++ kernels for CPUs: compiled on first use, optional, one library for all operations."""

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// The threads of all kernels of a process.
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#ifdef __linux__
+#include <sched.h>
+#endif
+
+#include "native.h"
+
+namespace jaxsparse {
+namespace {
+
+struct Job {
+  Chunk chunk;
+  void* context;
+  int64_t num_chunks;
+  std::atomic<int64_t> next{0};
+  std::atomic<int64_t> done{0};
+  std::mutex mutex;
+  std::condition_variable finished;
+};
+
+int64_t allowed_threads() {
+  if (const char* text = std::getenv("JAXSPARSE_NATIVE_THREADS")) {
+    return std::max<int64_t>(std::atoll(text), 1);
+  }
+#ifdef __linux__
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(CPU_COUNT(&set), 1);
+#endif
+  return std::max<int64_t>(std::thread::hardware_concurrency(), 1);
+}
+
+// Takes chunks of a job until none is left. The last one to finish wakes the caller.
+void work(Job& job) {
+  for (;;) {
+    const int64_t chunk = job.next.fetch_add(1);
+    if (chunk >= job.num_chunks) return;
+    job.chunk(job.context, chunk);
+    if (job.done.fetch_add(1) + 1 == job.num_chunks) {
+      std::lock_guard<std::mutex> lock(job.mutex);
+      job.finished.notify_all();
+    }
+  }
+}
+
+class Pool {
+ public:
+  explicit Pool(int64_t num_workers) {
+    for (int64_t i = 0; i < num_workers; ++i) std::thread([this] { serve(); }).detach();
+  }
+
+  void offer(const std::shared_ptr<Job>& job) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      jobs_.push_back(job);
+    }
+    change_.notify_all();
+  }
+
+  void withdraw(const std::shared_ptr<Job>& job) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto place = std::find(jobs_.begin(), jobs_.end(), job);
+    if (place != jobs_.end()) jobs_.erase(place);
+  }
+
+ private:
+  void serve() {
+    for (;;) {
+      std::shared_ptr<Job> job;
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        change_.wait(lock, [this] { return !jobs_.empty(); });
+        job = jobs_.front();
+        // A job whose chunks are all taken leaves the queue; its caller waits for the begun ones.
+        if (job->next.load() >= job->num_chunks) {
+          jobs_.pop_front();
+          continue;
+        }
+      }
+      work(*job);
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable change_;
+  std::deque<std::shared_ptr<Job>> jobs_;
+};
+
+// Never destroyed: at the end of a process workers may still wait in it.
+Pool& pool() {
+  static Pool* const pool = new Pool(num_threads() - 1);
+  return *pool;
+}
+
+}  // namespace
+
+int64_t num_threads() {
+  static const int64_t count = allowed_threads();
+  return count;
+}
+
+void run_chunks(int64_t num_chunks, Chunk chunk, void* context) {
+  const auto job = std::make_shared<Job>();
+  job->chunk = chunk;
+  job->context = context;
+  job->num_chunks = num_chunks;
+  pool().offer(job);
+  work(*job);
+  pool().withdraw(job);
+  // A begun chunk is mostly about to end: sleeping and waking would cost more than it.
+  for (int spin = 0; spin < 2000; ++spin) {
+    if (job->done.load() == num_chunks) return;
+    std::this_thread::yield();
+  }
+  std::unique_lock<std::mutex> lock(job->mutex);
+  job->finished.wait(lock, [&] { return job->done.load() == num_chunks; });
+}
+
+}  // namespace jaxsparse
+
+extern "C" int64_t jaxsparse_num_threads() { return jaxsparse::num_threads(); }
