@@ -25,6 +25,7 @@ from jaxsparse.cli.arguments import (
 from jaxsparse.cli.check import TOLERANCE, run_check
 from jaxsparse.cli.devices import force_cpu_devices
 from jaxsparse.cli.evaluate import run_eval
+from jaxsparse.cli.inspect_ops import run_inspect_ops
 from jaxsparse.cli.inspect_run import run_inspect
 from jaxsparse.cli.launch import run_launch
 from jaxsparse.cli.move_rows import run_export, run_import
@@ -184,15 +185,29 @@ def _check(
     return run_check(run, assignments, tolerance, only_json=json)
 
 
-def _inspect(run_dir: RunDir, /, step: Step = None, json: Json = False) -> int:
+def _inspect(
+    run_dir: Annotated[
+        Positional[str | None], option("[RUN_DIR]", "Folder that train left, or of checkpoints.")
+    ] = None,
+    /,
+    step: Step = None,
+    ops: Flag = False,
+    json: Json = False,
+) -> int:
     """Show what a run has saved: steps, metrics, tables, shapes, bytes.
 
     Example: jaxsparse inspect runs/a --step 1000
 
     Args:
-        run_dir: Folder that train left, or its folder of checkpoints.
         step: Of the save to describe; default the latest.
+        ops: Instead, which implementation each operation takes on this machine, and why.
     """
+    if ops:
+        if run_dir is not None or step is not None:
+            raise ConfigError("inspect --ops tells of this machine; leave RUN_DIR and --step out")
+        return run_inspect_ops(only_json=json)
+    if run_dir is None:
+        raise ConfigError("inspect: name the RUN_DIR to show, or --ops")
     return run_inspect(run_dir, step, only_json=json)
 
 

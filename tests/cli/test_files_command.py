@@ -177,10 +177,10 @@ def test_two_processes_stream_what_one_does(capsys: pytest.CaptureFixture[str]) 
 
 
 MEMORY_SCRIPT = """
-import sys
+import sys, tempfile
 from jaxsparse.cli import main
-folder, data = sys.argv[1:]
-assert main(["train", "run.toml", "--run-dir", folder, "--set", "data.train=" + data]) == 0
+folder = tempfile.mkdtemp() + "/run"  # a new one every round
+assert main(["train", "run.toml", "--run-dir", folder, "--set", "data.train=" + sys.argv[1]]) == 0
 print("ok")
 """
 
@@ -201,8 +201,8 @@ def test_memory_of_a_run_does_not_grow_with_its_files() -> None:
     root = pathlib.Path(__file__).parents[2]
     assert_peaks_are_equal(
         MEMORY_SCRIPT,
-        ("1", "1.parquet"),
-        ("10", "10.parquet"),
+        ("1.parquet",),
+        ("10.parquet",),
         cwd=pathlib.Path.cwd(),
         env={"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu"},
     )
