@@ -70,12 +70,11 @@ def quantize_int8(values: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """
     finite = jnp.isfinite(values).all(axis=1)
     low, high = values.min(axis=1), values.max(axis=1)
-    # Apart, for their difference may overflow.
-    scales = jnp.where(finite, high / 255 - low / 255, jnp.nan)
+    # Halves, which are exact: the difference of the whole ones may overflow.
+    half_steps = (high / 2 - low / 2) / 255
+    scales = jnp.where(finite, half_steps * 2, jnp.nan)
     offsets = jnp.where(finite, low, jnp.nan)
-    steps = jnp.where(scales > 0, scales, 1.0)[:, None]
-    # Halves: here too the difference may overflow.
-    places = (values / 2 - low[:, None] / 2) / steps * 2
+    places = (values / 2 - low[:, None] / 2) / jnp.where(half_steps > 0, half_steps, 1.0)[:, None]
     codes = jnp.clip(jnp.round(places), 0, 255) - 128
     return jnp.where(finite[:, None], codes, 0).astype(jnp.int8), scales, offsets
 
