@@ -21,6 +21,7 @@ from jaxsparse.hashing import Hashed, Identity
 from jaxsparse.ladder import Ladder, SlabNeed, SlabShape, bucket, smallest_shape
 from jaxsparse.layout import Layout
 from jaxsparse.local import LocalEmbedding, Residuals
+from jaxsparse.ops.paths import Path
 from jaxsparse.optimizers import rate_of
 from jaxsparse.packed import PackedIds
 from jaxsparse.packing import bag_width
@@ -167,6 +168,11 @@ class EmbeddingCollection:
         return checks.layout_fingerprint(self.layout)
 
     @property
+    def path(self) -> Path:
+        """Which implementations of the operations this mesh gets."""
+        return "xla"
+
+    @property
     def local(self) -> LocalEmbedding:
         """The same functions on per-device blocks, for use inside a ``shard_map``."""
         return LocalEmbedding(self)
@@ -251,7 +257,7 @@ class EmbeddingCollection:
             needs: what the sizes must hold; the same in every process.
             rung: as for `pack`.
         """
-        packed = prepared.pack(self._shapes(rung)(needs), needs)
+        packed = prepared.pack(self._shapes(rung)(needs), needs, self.path)
         if is_shared(self.mesh):
             packed = packed.with_local_value_slots()
         shipped: PackedIds = put_blocks(packed, self.mesh, self.ids_spec(packed))

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
+from jaxsparse.bag_plan import BagPlan, LevelPlan
 from jaxsparse.hashing import Hashed
 from jaxsparse.ladder import SlabNeed
 
@@ -24,9 +25,7 @@ from jaxsparse.ladder import SlabNeed
     data_fields=(
         "rows",
         "inverse",
-        "row_levels",
-        "bag",
-        "bag_levels",
+        "plan",
         "weights",
         "value_slots",
     ),
@@ -44,12 +43,8 @@ class SlabIds:
     """``[N * S * C]`` int32: distinct local rows wanted of each owner, ascending, padded with R."""
     inverse: jax.Array
     """``[N * M]`` int32: index of each id's row among the ``S * C``; ``S * C`` for padding."""
-    row_levels: tuple[jax.Array, ...]
-    """`plan_levels` that sum ids into the ``S * C`` distinct rows."""
-    bag: jax.Array
-    """``[N * M']`` int32: bag (or position of an unpooled bag) of each ragged id."""
-    bag_levels: tuple[jax.Array, ...]
-    """`plan_levels` that sum ragged ids into bags."""
+    plan: LevelPlan | BagPlan
+    """How ids are summed into bags, and gradients into distinct rows."""
     weights: jax.Array | None
     """``[N * M']`` float32 per-id weights, None where no ragged feature has any."""
     value_slots: dict[str, jax.Array]

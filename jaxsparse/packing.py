@@ -9,15 +9,17 @@ shipped, and devices neither sort nor count ids they ask for.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from jaxsparse.bag_plan import BagPlan, LevelPlan, offsets_of
 from jaxsparse.encode import NOTHING, FixedIds, RaggedIds
 from jaxsparse.ladder import SlabNeed, SlabShape, bucket
 from jaxsparse.layout import SlabLayout
+from jaxsparse.ops.paths import Path
 from jaxsparse.ops.segment_sum import plan_levels
 from jaxsparse.packed import SlabIds
 from jaxsparse.specs import FeatureSpec
@@ -117,31 +119,34 @@ class SlabBatch:
                 out[device, start:stop] = values_of(ids, values)
                 start = stop
 
-    def pack(self, shape: SlabShape) -> SlabIds:
-        """The arrays of the chosen sizes, devices stacked along the first dimension."""
+    def pack(self, shape: SlabShape, path: Path) -> SlabIds:
+        """The arrays of the chosen sizes, devices stacked along the first dimension.
+
+        Args:
+            shape: the sizes.
+            path: which implementations will read them.
+        """
         num_ids = self.fixed_ids + shape.ragged_ids
         num_rows = self.num_owners * shape.capacity
         rows = np.full((self.num_devices, num_rows), self.slab.rows_per_shard, np.int32)
         inverse = np.full((self.num_devices, num_ids), num_rows, np.int32)
-        levels = []
+        slots = []
         for device, found in enumerate(self.found):
             owner = np.repeat(np.arange(self.num_owners), np.diff(found.bounds))
-            slots = owner * shape.capacity + np.arange(owner.size) - found.bounds[owner]
-            rows[device, slots] = found.codes - owner * self.slab.rows_per_shard
-            inverse[device, found.order] = np.repeat(slots, found.counts)
-            levels.append(plan_levels(found.counts, slots, found.order, num_ids, num_rows))
-        bag, bag_levels = self._pack_bags(shape.ragged_ids)
+            slots.append(owner * shape.capacity + np.arange(owner.size) - found.bounds[owner])
+            rows[device, slots[-1]] = found.codes - owner * self.slab.rows_per_shard
+            inverse[device, found.order] = np.repeat(slots[-1], found.counts)
         weights = None
         if any(ids.weights is not None for ids in self.ragged.values()):
             weights = np.zeros((self.num_devices, shape.ragged_ids), np.float32)
             self.scatter_ragged(weights, _weights_or_ones)
+        bag = self._bags(shape.ragged_ids)
+        plan = self._level_plan if path == "xla" else self._bag_plan
         # Numpy here, global arrays once shipped: the container is the same.
         arrays: dict[str, Any] = dict(
             rows=rows.reshape(-1),
             inverse=inverse.reshape(-1),
-            row_levels=_stack(levels),
-            bag=bag.reshape(-1),
-            bag_levels=bag_levels,
+            plan=plan(bag, slots, num_rows, weights is not None),
             weights=None if weights is None else weights.reshape(-1),
             value_slots=self._value_slots(shape.ragged_ids),
         )
@@ -152,27 +157,77 @@ class SlabBatch:
             ragged=tuple(self.ragged),
         )
 
-    def _pack_bags(self, buffer: int) -> tuple[npt.NDArray[np.int32], tuple[Any, ...]]:
-        bases, num_bags_ = {}, 0
-        for name in self.ragged:
-            bases[name] = num_bags_
-            num_bags_ += self.samples * bag_width(self.specs[name])
-        bag = np.full((self.num_devices, buffer), num_bags_, np.int32)
-        levels = []
+    def _num_bags(self, names: Iterable[str]) -> int:
+        return sum(self.samples * bag_width(self.specs[name]) for name in names)
+
+    def _bags(self, buffer: int) -> npt.NDArray[np.int32]:
+        """``[num_devices, buffer]``: bag of each ragged id from the first ragged bag on."""
+        bag = np.full((self.num_devices, buffer), self._num_bags(self.ragged), np.int32)
         for device in range(self.num_devices):
-            start = 0
+            start = base = 0
             for name, ids in self.ragged.items():
                 values = slice(*self.cuts[name][device : device + 2])
                 stop = start + values.stop - values.start
                 local = ids.sample[values] - device * self.samples
                 if self.specs[name].combiner is None:
                     local = local * bag_width(self.specs[name]) + ids.position[values]
-                bag[device, start:stop] = bases[name] + local
-                start = stop
-            heads = np.flatnonzero(np.diff(bag[device, :start], prepend=-1))
-            counts = np.diff(heads, append=start)
-            levels.append(plan_levels(counts, bag[device, heads], None, buffer, num_bags_))
-        return bag, _stack(levels)
+                bag[device, start:stop] = base + local
+                start, base = stop, base + self._num_bags([name])
+        return bag
+
+    def _level_plan(
+        self, bag: npt.NDArray[np.int32], slots: list[Int64s], num_rows: int, weighted: bool
+    ) -> LevelPlan:
+        del weighted  # scatters read weights in the order of ids
+        num_ids = self.fixed_ids + bag.shape[1]
+        num_bags = self._num_bags(self.ragged)
+        row_levels = [
+            plan_levels(found.counts, places, found.order, num_ids, num_rows)
+            for found, places in zip(self.found, slots, strict=True)
+        ]
+        bag_levels = []
+        for bags in bag:
+            present, counts = np.unique(bags[bags < num_bags], return_counts=True)
+            bag_levels.append(plan_levels(counts, present, None, bags.size, num_bags))
+        arrays: dict[str, Any] = dict(bag=bag.reshape(-1), bag_levels=_stack(bag_levels))
+        return LevelPlan(row_levels=_stack(row_levels), **arrays)
+
+    def _bag_plan(
+        self, bag: npt.NDArray[np.int32], slots: list[Int64s], num_rows: int, weighted: bool
+    ) -> BagPlan:
+        bags, is_plain = self._fixed_bags()
+        num_fixed = self._num_bags(self.fixed)
+        num_bags = num_fixed + self._num_bags(self.ragged)
+        num_ids = self.fixed_ids + bag.shape[1]
+        row_offsets, row_bags, row_ids, bag_offsets = [], [], [], []
+        for ragged, found, places in zip(bag, self.found, slots, strict=True):
+            bag_of = np.concatenate([bags, num_fixed + ragged])
+            counts = np.zeros(num_rows, np.int64)
+            counts[places] = found.counts
+            padding = num_ids - found.order.size
+            row_offsets.append(offsets_of(counts))
+            row_bags.append(np.pad(bag_of[found.order], (0, padding), constant_values=num_bags))
+            row_ids.append(np.pad(found.order, (0, padding), constant_values=num_ids))
+            bag_offsets.append(offsets_of(np.bincount(bag_of, minlength=num_bags)[:num_bags]))
+        arrays: dict[str, Any] = dict(
+            bag_offsets=None if is_plain else np.concatenate(bag_offsets),
+            row_offsets=np.concatenate(row_offsets),
+            row_bags=np.concatenate(row_bags).astype(np.int32),
+            row_ids=np.concatenate(row_ids).astype(np.int32) if weighted else None,
+        )
+        return BagPlan(**arrays)
+
+    def _fixed_bags(self) -> tuple[Int64s, bool]:
+        """Bag of each fixed id, and whether every bag of the slab is one id."""
+        bags, base, is_plain = [np.empty(0, np.int64)], 0, not self.ragged
+        for name, ids in self.fixed.items():
+            num_ids, width = ids.codes.shape[1], bag_width(self.specs[name])
+            sample = np.arange(self.samples)[:, None]
+            position = np.arange(num_ids) if self.specs[name].combiner is None else 0
+            bags.append(np.ravel(base + sample * width + position + np.zeros(num_ids, np.int64)))
+            base += self.samples * width
+            is_plain &= num_ids == width
+        return np.concatenate(bags), is_plain
 
     def _value_slots(self, buffer: int) -> dict[str, npt.NDArray[np.int32]]:
         slots = {

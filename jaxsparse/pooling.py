@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
+from jaxsparse.bag_plan import LevelPlan
 from jaxsparse.ops.segment_sum import segment_sum
 from jaxsparse.packed import PackedIds, SlabIds
 from jaxsparse.packing import bag_width
@@ -55,7 +56,7 @@ def _pool_ragged(per_id: jax.Array, slab: SlabIds, ids: PackedIds, specs: Specs)
     if slab.weights is not None:
         per_id = per_id * slab.weights[:, None]
     widths = {name: bag_width(specs[name]) for name in slab.ragged}
-    bags = segment_sum(per_id, slab.bag_levels, samples * sum(widths.values()))
+    bags = segment_sum(per_id, _levels(slab).bag_levels, samples * sum(widths.values()))
     acts: Activations = {}
     start = 0
     for name, width in widths.items():
@@ -94,7 +95,7 @@ def row_gradients(grads: Activations, slab: SlabIds, ids: PackedIds, specs: Spec
         per_id = _bag_gradients(grads, slab, ids, specs)
         parts.append(per_id if slab.weights is None else per_id * slab.weights[:, None])
     per_id = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
-    return segment_sum(per_id, slab.row_levels, slab.rows.shape[0])
+    return segment_sum(per_id, _levels(slab).row_levels, slab.rows.shape[0])
 
 
 def weight_gradients(
@@ -105,7 +106,7 @@ def weight_gradients(
     Returns:
         ``[M']`` float32, in buffer order.
     """
-    inverse = slab.inverse[slab.inverse.shape[0] - slab.bag.shape[0] :]
+    inverse = slab.inverse[slab.inverse.shape[0] - _levels(slab).bag.shape[0] :]
     rows = vectors.at[inverse].get(mode="fill", fill_value=0)
     return jnp.sum(rows * _bag_gradients(grads, slab, ids, specs), axis=1)
 
@@ -118,7 +119,7 @@ def _bag_gradients(grads: Activations, slab: SlabIds, ids: PackedIds, specs: Spe
         if specs[name].combiner is not None:
             grad = grad * _bag_scale(ids, specs[name])
         bags.append(grad.reshape(-1, grad.shape[-1]))
-    return jnp.concatenate(bags).at[slab.bag].get(mode="fill", fill_value=0)
+    return jnp.concatenate(bags).at[_levels(slab).bag].get(mode="fill", fill_value=0)
 
 
 def _bag_scale(ids: PackedIds, spec: FeatureSpec) -> jax.Array:
@@ -131,3 +132,8 @@ def _bag_scale(ids: PackedIds, spec: FeatureSpec) -> jax.Array:
 
 def _pad_bag(bags: jax.Array, width: int) -> jax.Array:
     return jnp.pad(bags, ((0, 0), (0, width - bags.shape[1]), (0, 0)))
+
+
+def _levels(slab: SlabIds) -> LevelPlan:
+    assert isinstance(slab.plan, LevelPlan)
+    return slab.plan

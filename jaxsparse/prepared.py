@@ -13,6 +13,7 @@ from jaxsparse.encode import FixedIds, RaggedIds, encode, num_bags
 from jaxsparse.hashing import Hashed
 from jaxsparse.ladder import SlabNeed, SlabShape
 from jaxsparse.layout import SlabLayout
+from jaxsparse.ops.paths import Path
 from jaxsparse.packed import HostFacts, PackedIds
 from jaxsparse.packing import SlabBatch
 from jaxsparse.specs import FeatureSpec
@@ -59,14 +60,18 @@ class PreparedIds:
         batches = _lay_out(self.features, self.num_shards, self.num_devices, samples, self.specs)
         return dataclasses.replace(self, batches=batches)
 
-    def pack(self, shapes: Sequence[SlabShape], needs: tuple[SlabNeed, ...]) -> PackedIds:
+    def pack(
+        self, shapes: Sequence[SlabShape], needs: tuple[SlabNeed, ...], path: Path
+    ) -> PackedIds:
         """Numpy arrays of the given sizes, devices stacked along the first dimension.
 
         Args:
             shapes: sizes by slab.
             needs: what they were chosen from; told by `PackedIds.need`.
+            path: which implementations will read the arrays.
         """
-        packed = tuple(batch.pack(shape) for batch, shape in zip(self.batches, shapes, strict=True))
+        batches = zip(self.batches, shapes, strict=True)
+        packed = tuple(batch.pack(shape, path) for batch, shape in batches)
         lengths = np.zeros((self.samples * self.num_devices, len(self.specs)), np.int32)
         columns = {name: column for column, name in enumerate(self.specs)}
         ignored, num_values = {}, {}

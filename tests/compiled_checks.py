@@ -194,7 +194,7 @@ def abstract_batch(emb, columns):
     # Devices that are only compiled for belong to no process: all of them are taken as ours.
     prepared = prepare_ids(emb.features, emb.layout.slabs, emb.num_shards, emb.num_shards, columns)
     needs = prepared.needs()
-    ids = prepared.pack(emb._shapes(CAPACITY)(needs), needs)
+    ids = prepared.pack(emb._shapes(CAPACITY)(needs), needs, emb.path)
     samples = ids.padded_samples
     batch = PackedBatch(
         ids,

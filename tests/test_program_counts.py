@@ -23,8 +23,8 @@ def id_buffers(ids):
     """Lengths of the arrays with an entry an id, of a collection of ragged features alone."""
     for slab in ids.slabs:
         assert not slab.fixed
-        yield from (slab.inverse.shape[0], slab.bag.shape[0])
-        yield from (slab.row_levels[0].shape[0], slab.bag_levels[0].shape[0])
+        yield from (slab.inverse.shape[0], slab.plan.bag.shape[0])
+        yield from (slab.plan.row_levels[0].shape[0], slab.plan.bag_levels[0].shape[0])
         if slab.weights is not None:
             yield slab.weights.shape[0]
             yield from (slots.shape[0] for slots in slab.value_slots.values())

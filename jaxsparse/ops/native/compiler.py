@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import jax
-import jaxlib
+import jaxlib.version
 
 OPS = Path(__file__).resolve().parents[1]
 """The folder of all operations."""
@@ -78,7 +78,7 @@ def _compiler() -> str:
 def _key(compiler: str) -> str:
     """Names everything the library depends on."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
-    facts = [version, platform.machine(), jaxlib.__version__, *FLAGS]
+    facts = [version, platform.machine(), jaxlib.version.__version__, *FLAGS]
     digest = hashlib.sha256("\n".join(facts).encode())
     for source in sorted([*sources(), *OPS.glob("*/*.h")]):
         digest.update(str(source.relative_to(OPS)).encode() + b"\0" + source.read_bytes())

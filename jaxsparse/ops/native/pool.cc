@@ -127,3 +127,14 @@ void run_chunks(int64_t num_chunks, Chunk chunk, void* context) {
 }  // namespace jaxsparse
 
 extern "C" int64_t jaxsparse_num_threads() { return jaxsparse::num_threads(); }
+
+// The sum of 0..n-1, taken in pieces on all threads: shows that every piece is run once.
+extern "C" int64_t jaxsparse_count_chunks(int64_t n, int64_t grain) {
+  std::atomic<int64_t> total{0};
+  jaxsparse::parallel_for(n, grain, [&](int64_t begin, int64_t end) {
+    int64_t sum = 0;
+    for (int64_t i = begin; i < end; ++i) sum += i;
+    total += sum;
+  });
+  return total.load();
+}

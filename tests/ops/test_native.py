@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native library: built once, left out where told, and missed only once and with a reason."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pathlib
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from jaxsparse.ops import paths
+from jaxsparse.ops.native import compiler, library
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+
+TELL = """
+import sys
+from jaxsparse.ops.native import library
+from jaxsparse.ops.paths import path_of
+print(library.is_available(), path_of("cpu"), library.is_available())
+print(library.why_not())
+try:
+    library.load()
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def told(**environment: str) -> tuple[list[str], str]:
+    """Lines printed by a process of its own, and its stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", TELL],
+        cwd=REPOSITORY,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines(), done.stderr
+
+
+def test_a_process_without_a_compiler_runs_on_xla_and_says_so_once(tmp_path):
+    out, err = told(PATH=str(tmp_path), JAXSPARSE_CACHE_DIR=str(tmp_path), CXX="")
+    why = "no C++ compiler was found (g++, c++, clang++); install g++, or name one in CXX"
+    assert out == ["False xla False", why, f"the native kernels are not there: {why}"]
+    warning = "jaxsparse runs without its native CPU kernels, on XLA, which is slower: "
+    assert err.count(warning) == 1 and why in err
+
+
+def test_a_named_compiler_is_the_only_one_tried(tmp_path):
+    out, _ = told(CXX="no-such-compiler", JAXSPARSE_CACHE_DIR=str(tmp_path))
+    assert out[1].startswith("no C++ compiler was found (no-such-compiler)")
+
+
+def test_a_compiler_that_fails_is_told_with_its_words(tmp_path):
+    fake = tmp_path / "broken-cxx"
+    fake.write_text("#!/bin/sh\n[ \"$1\" = --version ] && exit 0\necho 'no header' >&2\nexit 3\n")
+    fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
+    out, err = told(CXX=str(fake), JAXSPARSE_CACHE_DIR=str(tmp_path))
+    assert out[:2] == ["False xla False", "broken-cxx ended with 3: no header"]
+    assert "compiling the CPU kernels, once on this machine" in err
+
+
+def test_a_cache_that_cannot_be_written_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    out, _ = told(JAXSPARSE_CACHE_DIR=str(tmp_path / "file"))
+    assert out[1].startswith(f"{tmp_path}/file cannot be written: ")
+
+
+def test_kernels_left_out_on_purpose_are_no_news(tmp_path):
+    out, err = told(JAXSPARSE_NATIVE="0", JAXSPARSE_CACHE_DIR=str(tmp_path))
+    assert out[:2] == ["False xla False", "JAXSPARSE_NATIVE=0 leaves them out"]
+    assert err == "" and not list(tmp_path.iterdir())
+
+
+def test_the_library_is_built_once_and_has_every_handler():
+    if not shutil.which("g++"):
+        pytest.skip("no g++ here")
+    assert library.is_available() and library.why_not() is None
+    assert compiler.build() == compiler.build()
+    assert isinstance(library.load(), ctypes.CDLL)
+    for name in library.handler_names():
+        assert getattr(library.load(), name)
+    assert paths.path_of("cpu") == "native"
+
+
+def test_many_callers_at_once_share_the_pool():
+    """Each call runs all of its chunks, whatever the others do."""
+    count = library.load().jaxsparse_count_chunks
+    count.restype = ctypes.c_int64
+    wrong = []
+
+    def call():
+        for _ in range(200):
+            total = count(ctypes.c_int64(1000), ctypes.c_int64(7))
+            if total != 1000 * 999 // 2:
+                wrong.append(total)
+
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert not any(thread.is_alive() for thread in threads) and not wrong
