@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,9 @@ import numpy.typing as npt
 from jaxsparse.fingerprint import as_array
 from jaxsparse.hashing import Identity
 from jaxsparse.layout import TableBlock
-from jaxsparse.ragged import Ragged
+from jaxsparse.ops.packing import NOTHING
+from jaxsparse.ragged import Ragged, row_splits_from_lengths
 from jaxsparse.specs import FeatureSpec
-
-NOTHING = -1
-"""Code of an id that looks nothing up."""
 
 Int64s = npt.NDArray[np.int64]
 
@@ -35,18 +34,23 @@ class RaggedIds:
 
     codes: Int64s
     """``[n]``, sample by sample."""
-    sample: Int64s
-    """``[n]``, ascending."""
-    position: Int64s
-    """``[n]``: place in its bag."""
+    splits: Int64s
+    """``[B + 1]``: where each sample's ids begin, and n."""
     lengths: Int64s
     """``[B]``: ids per bag; for an unpooled feature the position after the last id."""
     weights: npt.NDArray[np.float32] | None
     """``[n]``."""
-    value_index: Int64s
-    """``[n]``: index of each id among the user's values."""
+    given_position: Int64s | None
+    """``[n]``: place of each id in its bag; None is 0, 1, ... in every one."""
+    given_index: Int64s | None
+    """``[n]``: index of each id among the user's values; None where all of them are ids."""
     num_values: int
     ignored: int
+
+    @functools.cached_property
+    def value_index(self) -> Int64s:
+        """``[n]``: index of each id among the user's values."""
+        return np.arange(self.num_values) if self.given_index is None else self.given_index
 
 
 def num_bags(feature: str, value: Any) -> int:
@@ -155,11 +159,11 @@ def _encode_ragged(  # type: ignore[no-untyped-def]
             lengths[sample] = position + 1
     return RaggedIds(
         codes=codes,
-        sample=sample,
-        position=position,
+        splits=row_splits_from_lengths(np.bincount(sample, minlength=bag_lengths.size)),
         lengths=lengths,
         weights=None if weights is None else weights[index],
-        value_index=index,
+        given_position=position,
+        given_index=index,
         num_values=values.size,
         ignored=ignored,
     )

@@ -35,7 +35,7 @@ struct Feature {
   const void* keys;
   int64_t num_keys;
   uint64_t is_int32;  // else 64 bits
-  uint64_t is_filtered;  // by padding, range or length: the fields below count
+  uint64_t is_filtered;  // by padding, range or length
   uint64_t has_padding;
   uint64_t padding;
   int64_t num_bags;
@@ -194,13 +194,33 @@ bool code_bags(Feature& f) {
   return true;
 }
 
+// Bags that are taken whole; false where one is too long.
+bool copy_bags(Feature& f) {
+  uint64_t longest = 0;
+  f.out_splits[0] = 0;
+  for (int64_t bag = 0; bag < f.num_bags; ++bag) {
+    f.out_splits[bag + 1] = f.splits[bag + 1];
+    f.lengths[bag] = f.splits[bag + 1] - f.splits[bag];
+    longest = std::max(longest, static_cast<uint64_t>(f.lengths[bag]));
+  }
+  return f.max_length == 0 || longest <= f.max_length;
+}
+
+// Keys `begin` to `end` of a feature; all of them where it is filtered, its bags where end < 0.
 struct Task {
   int64_t feature, begin, end;
 };
 
+bool run(const Task& task, Feature& f) {
+  if (task.end < 0) return copy_bags(f);
+  if (f.is_filtered) return (f.is_int32 ? code_bags<int32_t> : code_bags<int64_t>)(f);
+  return (f.is_int32 ? code_all<int32_t> : code_all<int64_t>)(f, task.begin, task.end);
+}
+
 }  // namespace
 }  // namespace jaxsparse
 
+// Codes the keys of `features`; see `Feature` for what goes in and out.
 extern "C" void jaxsparse_encode(void* features, int64_t num_features) {
   using namespace jaxsparse;
   Feature* const all = static_cast<Feature*>(features);
@@ -211,21 +231,14 @@ extern "C" void jaxsparse_encode(void* features, int64_t num_features) {
       tasks.push_back({i, 0, 0});
       continue;
     }
+    if (all[i].splits) tasks.push_back({i, 0, -1});
     for (int64_t begin = 0; begin < all[i].num_keys; begin += kGrain) {
       tasks.push_back({i, begin, std::min(begin + kGrain, all[i].num_keys)});
     }
   }
   std::vector<uint8_t> is_good(tasks.size());
   parallel_for(tasks.size(), 1, [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) {
-      Feature& f = all[tasks[i].feature];
-      if (f.is_filtered) {
-        is_good[i] = (f.is_int32 ? code_bags<int32_t> : code_bags<int64_t>)(f);
-      } else {
-        is_good[i] = (f.is_int32 ? code_all<int32_t> : code_all<int64_t>)(f, tasks[i].begin,
-                                                                           tasks[i].end);
-      }
-    }
+    for (int64_t i = first; i < last; ++i) is_good[i] = run(tasks[i], all[tasks[i].feature]);
   });
   for (size_t i = 0; i < tasks.size(); ++i) {
     if (!is_good[i]) all[tasks[i].feature].status = 1;
