@@ -74,6 +74,14 @@ def _keys_of(feature: str, value: Any) -> npt.NDArray[Any]:
         raise ValueError(f"feature {feature!r}: {error}") from error
 
 
+def keys_may_be_nothing(spec: FeatureSpec) -> bool:
+    """Whether some keys look nothing up, so that bags differ in length."""
+    if spec.padding_id is not None:
+        return True
+    keys = spec.table.keys
+    return isinstance(keys, Identity) and keys.out_of_range == "ignore"
+
+
 def encode(
     spec: FeatureSpec, block: TableBlock, rows_per_shard: int, num_shards: int, value: Any
 ) -> FixedIds | RaggedIds:
@@ -98,9 +106,6 @@ def encode(
         shard, local_row = block.locate(np.maximum(ids, 0), num_shards)
         return np.where(ids < 0, NOTHING, shard * rows_per_shard + local_row)
 
-    keys_may_be_nothing = spec.padding_id is not None or (
-        isinstance(spec.table.keys, Identity) and spec.table.keys.out_of_range == "ignore"
-    )
     if isinstance(value, Ragged):
         weights = _checked_weights(spec.name, value)
         return _encode_ragged(spec, codes_of, value.values, value.lengths, weights)
@@ -108,7 +113,7 @@ def encode(
     if array.ndim == 1:
         array = array[:, None]
     num_samples, width = array.shape
-    if keys_may_be_nothing or width == 0:
+    if keys_may_be_nothing(spec) or width == 0:
         lengths = np.full(num_samples, width, np.int64)
         return _encode_ragged(spec, codes_of, array.reshape(-1), lengths, None)
     if spec.max_length is not None and width > spec.max_length:

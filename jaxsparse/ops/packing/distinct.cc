@@ -91,11 +91,10 @@ bool sort_group(const Piece* pieces, int64_t num_pieces, const Sizes& sizes, Gro
   const int64_t found =
       sort(pieces, num_pieces, group.size, least, code_bits, index_bits, out);
   for (int64_t owner = 1; owner <= sizes.num_owners; ++owner) {
-    const int64_t* from = out.codes + group.bounds[owner - 1];
     const int64_t end = owner * sizes.rows_per_shard;
-    group.bounds[owner] =
-        owner == sizes.num_owners ? found
-                                  : std::lower_bound(from, out.codes + found, end) - out.codes;
+    const int64_t* const past =
+        std::lower_bound(out.codes + group.bounds[owner - 1], out.codes + found, end);
+    group.bounds[owner] = owner == sizes.num_owners ? found : past - out.codes;
   }
   return true;
 }

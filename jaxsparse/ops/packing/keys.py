@@ -16,7 +16,7 @@ class Feature(ctypes.Structure):
     or 1 where a key has no row or a bag is too long; results are undefined then.
     """
 
-    _fields_ = [  # noqa: RUF012 - ctypes reads it
+    _fields_ = [
         (name, ctypes.c_uint64)
         for name in (
             "vocabulary_size",
