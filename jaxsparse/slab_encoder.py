@@ -105,7 +105,8 @@ class SlabEncoder:
             entry.permutation = address(kept[-1])
             entry.vocabulary_size = spec.table.vocabulary_size
             entry.column_size, entry.num_columns = order.column_size, order.num_columns
-            entry.block_rows = block.rows if block.placement == "sharded" else 0
+            is_cut = block.placement == "sharded" and self.num_shards > 1
+            entry.block_rows = block.rows if is_cut else 0
             entry.first_code = (block.shard or 0) * self.slab.rows_per_shard + block.offset
             entry.rows_per_shard = self.slab.rows_per_shard
             entry.is_unpooled = spec.combiner is None

@@ -24,7 +24,7 @@ struct Feature {
   const uint16_t* permutation;
   uint64_t column_size;
   uint64_t num_columns;
-  uint64_t block_rows;  // 0 where the table is not cut
+  uint64_t block_rows;  // on each shard; 0 where the table lies whole on one
   uint64_t first_code;  // code of position 0
   uint64_t rows_per_shard;
   uint64_t is_ignoring;  // keys outside the table are left out
@@ -81,7 +81,9 @@ inline uint32_t fmix32(uint32_t h) {
   return h ^ (h >> 16);
 }
 
-// One feature's map from keys to codes.
+// One feature's map from keys to codes. How its table is laid out is known to the compiler: the
+// kernels run a few nanoseconds a key, and branches would be a third of them.
+template <bool is_hashed, bool is_one_column, bool is_cut>
 class Coder {
  public:
   explicit Coder(const Feature& feature)
@@ -90,16 +92,11 @@ class Coder {
         column(f.column_size),
         block(f.block_rows) {}
 
-  // False: the key has no row.
-  bool code(uint64_t key, int64_t* result) const {
-    if (f.is_hashed) {
-      *result = locate(hashed_row(mix64(key)));
-      return true;
-    }
-    if (key >= f.vocabulary_size) return false;
-    *result = locate(key);
-    return true;
-  }
+  // Whether the key has a row.
+  bool has(uint64_t key) const { return is_hashed || key < f.vocabulary_size; }
+
+  // The code of a key that has one.
+  int64_t code(uint64_t key) const { return locate(is_hashed ? hashed_row(mix64(key)) : key); }
 
  private:
   uint64_t hashed_row(uint64_t fingerprint) const {
@@ -114,16 +111,16 @@ class Coder {
 
   int64_t locate(uint64_t row) const {
     uint64_t position;
-    if (f.num_columns == 1) {
+    if (is_one_column) {
       position = f.permutation[row];
     } else {
       const uint64_t q = column.quotient(row);
       const uint64_t rotation = (fmix32(static_cast<uint32_t>(q)) * f.column_size) >> 32;
-      uint64_t place = f.permutation[row - q * f.column_size] + rotation;
-      if (place >= f.column_size) place -= f.column_size;
-      position = place * f.num_columns + q;
+      const uint64_t place = f.permutation[row - q * f.column_size] + rotation;
+      // Modulo the column's size: below it the subtraction wraps to a huge number.
+      position = std::min(place, place - f.column_size) * f.num_columns + q;
     }
-    if (f.block_rows == 0) return static_cast<int64_t>(f.first_code + position);
+    if (!is_cut) return static_cast<int64_t>(f.first_code + position);
     const uint64_t shard = block.quotient(position);
     return static_cast<int64_t>(f.first_code + shard * f.rows_per_shard + position -
                                 shard * f.block_rows);
@@ -139,19 +136,23 @@ inline uint64_t bits_of(Key key) {
 }
 
 // Every key has a row, and every bag is taken whole.
-template <typename Key>
+template <typename Key, typename CoderOf>
 bool code_all(const Feature& f, int64_t begin, int64_t end) {
-  const Coder coder(f);
-  const Key* keys = static_cast<const Key*>(f.keys);
-  bool is_good = true;
-  for (int64_t i = begin; i < end; ++i) is_good &= coder.code(bits_of(keys[i]), &f.codes[i]);
-  return is_good;
+  const CoderOf coder(f);
+  const Key* const keys = static_cast<const Key*>(f.keys);
+  int64_t* const codes = f.codes;
+  for (int64_t i = begin; i < end; ++i) {
+    const uint64_t key = bits_of(keys[i]);
+    if (!coder.has(key)) return false;
+    codes[i] = coder.code(key);
+  }
+  return true;
 }
 
 // Leaves out padding and ignored keys, then cuts long bags.
-template <typename Key>
+template <typename Key, typename CoderOf>
 bool code_bags(Feature& f) {
-  const Coder coder(f);
+  const CoderOf coder(f);
   const Key* keys = static_cast<const Key*>(f.keys);
   int64_t out = 0;
   f.ignored = 0;
@@ -163,11 +164,12 @@ bool code_bags(Feature& f) {
     for (int64_t i = begin; i < end; ++i) {
       const uint64_t key = bits_of(keys[i]);
       if (f.has_padding && key == f.padding) continue;
-      if (!coder.code(key, &f.codes[out])) {
+      if (!coder.has(key)) {
         if (!f.is_ignoring) return false;
         ++f.ignored;
         continue;
       }
+      f.codes[out] = coder.code(key);
       f.index[out] = i;
       f.position[out] = f.is_unpooled ? i - begin : out - first;
       ++out;
@@ -211,10 +213,28 @@ struct Task {
   int64_t feature, begin, end;
 };
 
+template <typename CoderOf>
+bool run_as(const Task& task, Feature& f) {
+  if (f.is_filtered) {
+    return (f.is_int32 ? code_bags<int32_t, CoderOf> : code_bags<int64_t, CoderOf>)(f);
+  }
+  return (f.is_int32 ? code_all<int32_t, CoderOf> : code_all<int64_t, CoderOf>)(f, task.begin,
+                                                                                task.end);
+}
+
+template <bool is_hashed>
+bool run_on(const Task& task, Feature& f) {
+  if (f.num_columns == 1) {
+    return (f.block_rows ? run_as<Coder<is_hashed, true, true>>
+                         : run_as<Coder<is_hashed, true, false>>)(task, f);
+  }
+  return (f.block_rows ? run_as<Coder<is_hashed, false, true>>
+                       : run_as<Coder<is_hashed, false, false>>)(task, f);
+}
+
 bool run(const Task& task, Feature& f) {
   if (task.end < 0) return copy_bags(f);
-  if (f.is_filtered) return (f.is_int32 ? code_bags<int32_t> : code_bags<int64_t>)(f);
-  return (f.is_int32 ? code_all<int32_t> : code_all<int64_t>)(f, task.begin, task.end);
+  return (f.is_hashed ? run_on<true> : run_on<false>)(task, f);
 }
 
 }  // namespace
