@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grouping of codes on the host, in C++ and numpy; whole batches are in tests/test_native_packing."""
+"""Grouping of codes on the host, in C++ and numpy; test_native_packing.py has whole batches."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_codes_too_wide_for_a_word_are_left_to_numpy():
 
 
 def test_numpy_memory_can_be_read_in_place():
-    for shape in [(0,), (3,), (5, 1_001)]:
+    for shape in [(3,), (5, 1_001)]:
         array = native.aligned_empty(shape, np.int32)
         assert native.address(array) % native.ALIGNMENT == 0
         assert (array.shape, array.dtype) == (shape, np.int32)
