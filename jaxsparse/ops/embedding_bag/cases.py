@@ -55,9 +55,9 @@ class BagCase:
         wanted = rng.integers(0, self.num_rows, num_ids)
         if self.ids == "zipf":
             wanted = (rng.zipf(1.2, num_ids) - 1) % self.num_rows
-        distinct, slots = np.unique(wanted, return_inverse=True)
+        distinct, inverse = np.unique(wanted, return_inverse=True)
         rows = np.concatenate([distinct, np.full(3, self.num_rows)]).astype(np.int32)
-        slots = (slots if self.through_rows else wanted).astype(np.int32)
+        slots = (inverse if self.through_rows else wanted).astype(np.int32)
         if self.ids == "wild":
             far = np.array([-1, -(2**31), rows.size, self.num_rows, 2**31 - 1])
             slots[rng.integers(0, num_ids, num_ids // 3)] = rng.choice(far, num_ids // 3)

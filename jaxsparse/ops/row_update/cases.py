@@ -80,10 +80,10 @@ class UpdateCase:
         grads = rng.normal(size=shape).astype(np.float32)
         grads[rng.random(shape) < 0.1] = 0
         if self.extremes:
-            odd = np.float32([0, -0.0, np.inf, np.nan, 3e38, -3e38, 1e-40, 1e30])
+            odd = np.array([0, -0.0, np.inf, np.nan, 3e38, -3e38, 1e-40, 1e30], np.float32)
             for array in (slab, grads):
-                hit = rng.random(array.shape[0]) < 0.3
-                array[hit, rng.integers(0, self.dim)] = rng.choice(odd, int(hit.sum()))
+                hit = np.flatnonzero(rng.random(array.shape[0]) < 0.3)
+                array[hit, rng.integers(0, self.dim)] = rng.choice(odd, hit.size)
         rows = np.full(shape[0], self.num_rows, np.int32)
         rows[: self.touched] = np.sort(rng.permutation(self.num_rows)[: self.touched])
         return {
@@ -92,7 +92,7 @@ class UpdateCase:
             "slots": self._slots(rng, rule),
             "rows": rows,
             "grads": grads,
-            "rates": rng.choice(np.float32([0.1, 0.05, 0.0, 2.0]), shape[0]),
+            "rates": rng.choice(np.array([0.1, 0.05, 0.0, 2.0], np.float32), shape[0]),
             "step": self.step,
         }
 
