@@ -46,10 +46,10 @@ class FusedMoves:
 
     def put(self, slab: jax.Array, slots: Slots, enabled: jax.Array) -> tuple[jax.Array, Slots]:
         """Makes the update in place."""
-        return row_update(self.rule, slab, slots, *self._inputs, enabled=enabled, **_FUSED)
+        return row_update(self.rule, slab, slots, *self._inputs, enabled, **_FUSED)
 
     @property
-    def _inputs(self) -> Any:
+    def _inputs(self) -> tuple[jax.Array, jax.Array, RowTables, jax.Array]:
         return self.rows, self.grads, self.tables, self.step
 
 
