@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One operation, several implementations: the one that is asked for, or the platform's best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxsparse.ops.native import library
+
+Implementation = Callable[..., Any]
+
+PLATFORMS = {"native": "cpu", "triton": "cuda"}
+"""Platform each kernel is for; ``xla`` is for all."""
+
+
+def run_on_platform(
+    op: str, implementation: str | None, kernels: dict[str, Implementation], *args: Any
+) -> Any:
+    """Calls one of ``kernels``, which all mean the same.
+
+    The platform is that which the program is lowered for, not the one this process computes on.
+
+    Args:
+        op: name of the operation, for messages.
+        implementation: a key of ``kernels``, which then runs on its platform only; None for the
+            best: the kernel of the platform where there is one, else ``xla``.
+        kernels: functions of ``args`` by name: ``xla``, ``native``, ``triton``.
+        args: arrays, or pytrees of them.
+
+    Raises:
+        ValueError: there is no such implementation.
+        RuntimeError: the native one is asked for and was not compiled; says why.
+    """
+    if implementation is None:
+        best = {PLATFORMS[name]: run for name, run in kernels.items() if name in PLATFORMS}
+        if "cpu" in best and not library.is_available():
+            del best["cpu"]
+        return jax.lax.platform_dependent(*args, default=kernels["xla"], **best)
+    if implementation not in kernels:
+        known = ", ".join(map(repr, sorted(kernels)))
+        raise ValueError(
+            f"{op}: there is no implementation {implementation!r}, expected one of {known}, or "
+            "None for the best"
+        )
+    if implementation == "native" and (why := library.why_not()) is not None:
+        raise RuntimeError(f"{op}: implementation 'native' is not there: {why}")
+    return kernels[implementation](*args)
