@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxsparse.bag_plan import LevelPlan
-from jaxsparse.ops.segment_sum import segment_sum
+from jaxsparse.ops.segment_sum import sum_levels
 from jaxsparse.packed import PackedIds, SlabIds
 from jaxsparse.packing import bag_width
 from jaxsparse.specs import FeatureSpec
@@ -56,7 +56,7 @@ def _pool_ragged(per_id: jax.Array, slab: SlabIds, ids: PackedIds, specs: Specs)
     if slab.weights is not None:
         per_id = per_id * slab.weights[:, None]
     widths = {name: bag_width(specs[name]) for name in slab.ragged}
-    bags = segment_sum(per_id, _levels(slab).bag_levels, samples * sum(widths.values()))
+    bags = sum_levels(per_id, _levels(slab).bag_levels, samples * sum(widths.values()))
     acts: Activations = {}
     start = 0
     for name, width in widths.items():
@@ -95,7 +95,7 @@ def row_gradients(grads: Activations, slab: SlabIds, ids: PackedIds, specs: Spec
         per_id = _bag_gradients(grads, slab, ids, specs)
         parts.append(per_id if slab.weights is None else per_id * slab.weights[:, None])
     per_id = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
-    return segment_sum(per_id, _levels(slab).row_levels, slab.rows.shape[0])
+    return sum_levels(per_id, _levels(slab).row_levels, slab.rows.shape[0])
 
 
 def weight_gradients(

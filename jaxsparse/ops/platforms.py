@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ PLATFORMS = {"native": "cpu", "triton": "cuda"}
 
 
 def run_on_platform(
-    op: str, implementation: str | None, kernels: dict[str, Implementation], *args: Any
+    op: str, implementation: str | None, kernels: Mapping[str, Implementation], *args: Any
 ) -> Any:
     """Calls one of ``kernels``, which all mean the same.
 
