@@ -31,6 +31,7 @@ from jaxsparse.pooling import Activations
 from jaxsparse.prepared import PreparedIds, key_rules, prepare_ids
 from jaxsparse.processes import is_shared, local_block, local_devices, put_blocks
 from jaxsparse.row_grads import RowGrads
+from jaxsparse.slab_encoder import SlabEncoder
 from jaxsparse.specs import Exchange, FeatureSpec, TableSpec, is_positive_int
 from jaxsparse.state import EmbeddingState, state_spec
 
@@ -132,6 +133,15 @@ class EmbeddingCollection:
     @functools.cached_property
     def _key_rules(self) -> tuple[Hashed | None, ...]:
         return key_rules(self.features)
+
+    @functools.cached_property
+    def _encoders(self) -> tuple[SlabEncoder, ...]:
+        encoders = []
+        for slab in self.layout.slabs:
+            tables = {block.spec.name for block in slab.tables}
+            specs = tuple(spec for spec in self.features if spec.table.name in tables)
+            encoders.append(SlabEncoder(slab, specs, self.num_shards))
+        return tuple(encoders)
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -236,13 +246,8 @@ class EmbeddingCollection:
             ValueError, TypeError: as `pack`, the rung aside.
         """
         devices = local_devices(self.mesh)
-        return prepare_ids(
-            self.features,
-            self.layout.slabs,
-            self.num_shards,
-            devices.stop - devices.start,
-            features,
-        )
+        num_devices = devices.stop - devices.start
+        return prepare_ids(self.feature_specs, self._encoders, num_devices, features)
 
     def ship(
         self,
