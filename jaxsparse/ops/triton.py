@@ -2,8 +2,8 @@
 """What the Pallas kernels for GPUs share: tiles of rows, masked access, the launch.
 
 A kernel's program holds a tile of a few rows and all their columns, padded to a power of two. The
-Triton backend of Pallas is deprecated since jax 0.11; this module and the ``gpu.py`` of each
-operation are all that names it.
+Triton backend of Pallas is deprecated since jax 0.11: this module alone names it, and only when a
+kernel is traced.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plgpu
 
 MAX_DIM = 1024
 """Most columns a tile has."""
@@ -51,14 +50,12 @@ class Tile:
 
     def load(self, ref: Ref, rows: jax.Array, mask: jax.Array) -> jax.Array:
         """Rows of ``ref [N, dim]``; zeros where ``mask [rows]`` is False and past ``dim``."""
-        at, inside = self._access(ref, rows, mask)
-        return plgpu.load(at, mask=inside, other=jnp.zeros((), ref.dtype))
+        return masked_load(*self._access(ref, rows, mask))
 
     def store(self, ref: Ref, rows: jax.Array, mask: jax.Array, values: jax.Array) -> None:
         """Writes rows of ``ref [N, dim]`` where ``mask [rows]`` is True."""
-        # The interpreter writes masked entries too, the old values: these must fall outside.
         at, inside = self._access(ref, jnp.where(mask, rows, ref.shape[0]), mask)
-        plgpu.store(at, values, mask=inside)
+        masked_store(at, inside, values)
 
     def _access(self, ref: Ref, rows: jax.Array, mask: jax.Array) -> tuple[Ref, jax.Array]:
         columns = jnp.arange(self.columns, dtype=jnp.int32)[None, :]
@@ -82,18 +79,33 @@ def make_tile(op: str, dim: int, num_rows: int) -> Tile:
     columns = pl.next_power_of_2(dim)
     # Single columns are loaded one by one, each by an address that takes registers.
     elements = TILE_ELEMENTS if dim % 4 == 0 else TILE_ELEMENTS // 2
-    rows = max(min(elements // columns, MAX_TILE_ROWS, pl.next_power_of_2(max(num_rows, 1))), 1)
-    return Tile(rows, columns, dim)
+    most = min(MAX_TILE_ROWS, max(pl.next_power_of_2(max(num_rows, 1)), 16))
+    return Tile(max(min(elements // columns, most), 1), columns, dim)
 
 
 def load_at(ref: Ref, index: jax.Array, mask: jax.Array, other: int | float = 0) -> jax.Array:
     """Entries of ``ref [N]``; ``other`` where ``mask`` is False. All of one shape."""
-    return plgpu.load(ref.at[index], mask=mask, other=jnp.asarray(other, ref.dtype))
+    return masked_load(ref.at[index], mask, other)
 
 
 def store_at(ref: Ref, index: jax.Array, mask: jax.Array, values: jax.Array) -> None:
     """Writes entries of ``ref [N]`` where ``mask`` is True. All of one shape."""
-    plgpu.store(ref.at[jnp.where(mask, index, ref.shape[0])], values, mask=mask)
+    masked_store(ref.at[jnp.where(mask, index, ref.shape[0])], mask, values)
+
+
+def masked_load(at: Ref, mask: jax.Array, other: int | float = 0) -> jax.Array:
+    """What lies at a reference with indices; ``other`` where ``mask`` is False."""
+    loaded: jax.Array = _backend().load(at, mask=mask, other=jnp.asarray(other, at.dtype))
+    return loaded
+
+
+def masked_store(at: Ref, mask: jax.Array, values: jax.Array) -> None:
+    """Writes to a reference with indices where ``mask`` is True.
+
+    The interpreter also writes masked entries, with their old values. Their indices must be
+    outside the array, or they undo what others write there.
+    """
+    _backend().store(at, values, mask=mask)
 
 
 def launch(
@@ -124,7 +136,14 @@ def launch(
         grid=(num_programs,),
         input_output_aliases=aliases or {},
         # Loads depend on loads here, which pipelining does not help.
-        compiler_params=plgpu.CompilerParams(num_warps=num_warps, num_stages=1),
+        compiler_params=_backend().CompilerParams(num_warps=num_warps, num_stages=1),
         name=name,
         interpret=interpret,
     )(*arguments)
+
+
+def _backend() -> Any:
+    """Imported late: whoever has no GPU does without it, should a jax of the future have none."""
+    from jax.experimental.pallas import triton
+
+    return triton

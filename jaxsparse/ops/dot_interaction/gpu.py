@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plgpu
 
-from jaxsparse.ops.triton import Ref, launch
+from jaxsparse.ops.triton import Ref, launch, masked_load, masked_store
 
 MAX_BLOCK = 32
 """Most vectors whose dots a program holds: those of twice as many do not fit its registers."""
@@ -23,10 +20,8 @@ _LEAST = 16
 """Least size of a matrix multiplication in Triton."""
 
 
-def dot_interaction_triton(
-    vectors: tuple[jax.Array, ...], *, interpret: bool = False
-) -> jax.Array:
-    """Dots of all pairs; see `dot_interaction_reference`.
+def dot_interaction_triton(vectors: tuple[jax.Array, ...], *, interpret: bool = False) -> jax.Array:
+    """Dots of all pairs; see `jaxsparse.ops.dot_interaction.dot_interaction`.
 
     Args:
         vectors: F arrays ``[b, D]`` float32.
@@ -51,13 +46,13 @@ def dot_interaction_triton(
 
 
 def dot_interaction_grads_triton(
-    vectors: tuple[jax.Array, ...], grads: jax.Array, *, interpret: bool = False
+    grads: jax.Array, vectors: tuple[jax.Array, ...], *, interpret: bool = False
 ) -> tuple[jax.Array, ...]:
     """Gradients of the vectors.
 
     Args:
-        vectors: F arrays ``[b, D]`` float32.
         grads: ``[b, F * (F - 1) / 2]`` float32, of the result.
+        vectors: F arrays ``[b, D]`` float32.
         interpret: True runs without a GPU.
 
     Returns:
@@ -113,7 +108,7 @@ class _Tiles:
         row, column = self._square(first, second)
         is_pair = (column < row) & (row < self.num_vectors)
         at = jnp.where(is_pair, _pair(row, column), self.num_pairs)
-        plgpu.store(out.at[jnp.full_like(at, sample), at], sums, mask=is_pair)
+        masked_store(out.at[jnp.full_like(at, sample), at], is_pair, sums)
 
     def grads(self, vectors: Ref, grads: Ref, out: Ref) -> None:
         """Gradients of one sample's vectors, of one block of them."""
@@ -127,24 +122,21 @@ class _Tiles:
 
             zeros = jnp.zeros((self.size, self.columns), jnp.float32)
             where, inside = self._access(out, sample, first, chunk)
-            plgpu.store(where, lax.fori_loop(0, self.num_blocks, add, zeros), mask=inside)
+            masked_store(where, inside, lax.fori_loop(0, self.num_blocks, add, zeros))
 
         def symmetric(second: jax.Array) -> jax.Array:
             row, column = self._square(first, second)
             high, low = jnp.maximum(row, column), jnp.minimum(row, column)
             is_pair = (row != column) & (high < self.num_vectors)
             at = jnp.where(is_pair, _pair(high, low), self.num_pairs)
-            where = grads.at[jnp.full_like(at, sample), at]
-            return plgpu.load(where, mask=is_pair, other=jnp.float32(0))
+            return masked_load(grads.at[jnp.full_like(at, sample), at], is_pair)
 
         lax.fori_loop(0, self.num_chunks, write, None)
 
     def _load(
         self, vectors: Ref, sample: jax.Array, block: jax.Array, chunk: jax.Array
     ) -> jax.Array:
-        where, inside = self._access(vectors, sample, block, chunk)
-        loaded: jax.Array = plgpu.load(where, mask=inside, other=jnp.float32(0))
-        return loaded
+        return masked_load(*self._access(vectors, sample, block, chunk))
 
     def _access(
         self, vectors: Ref, sample: jax.Array, block: jax.Array, chunk: jax.Array
@@ -170,12 +162,13 @@ def _pair(high: jax.Array, low: jax.Array) -> jax.Array:
     return lax.div(high * (high - 1), jnp.int32(2)) + low
 
 
-def _matmul(lhs: jax.Array, rhs: jax.Array, *, rhs_axis: int) -> Any:
+def _matmul(lhs: jax.Array, rhs: jax.Array, *, rhs_axis: int) -> jax.Array:
     """float32 throughout: the tensor cores' own float32 has 10 bits after the point."""
-    return lax.dot_general(
+    product: jax.Array = lax.dot_general(
         lhs,
         rhs,
         (((1,), (rhs_axis,)), ((), ())),
         precision=lax.Precision.HIGHEST,
         preferred_element_type=jnp.float32,
     )
+    return product

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxsparse.ops.embedding_bag.cpu import embedding_bag_native
+from jaxsparse.ops.embedding_bag.gpu import embedding_bag_triton
 from jaxsparse.ops.embedding_bag.xla import embedding_bag_xla
 from jaxsparse.ops.platforms import run_on_platform
 
@@ -40,7 +41,7 @@ def embedding_bag(
         weights: ``[M]`` float32 by id; None means 1.
         scale: ``[O]`` float32 by bag; None means 1.
         parts: number of bags of each result, O in all; None for one result.
-        implementation: ``xla`` or ``native``; None for the best.
+        implementation: ``xla``, ``native`` or ``triton``; None for the best.
 
     Returns:
         By part ``[parts_f, D]`` float32; the native kernel writes each where it stays.
@@ -61,6 +62,7 @@ def embedding_bag(
     kernels = {
         "xla": partial(embedding_bag_xla, parts),
         "native": partial(embedding_bag_native, parts),
+        "triton": partial(embedding_bag_triton, parts),
     }
     args = jax.tree.map(jnp.asarray, (table, rows, slots, offsets, weights, scale))
     pooled: tuple[jax.Array, ...] = run_on_platform("embedding_bag", implementation, kernels, *args)

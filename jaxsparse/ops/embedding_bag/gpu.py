@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from jaxsparse.ops.triton import Ref, Tile, launch, load_at, make_tile
 
 
 def embedding_bag_triton(
+    parts: tuple[int, ...],
     table: jax.Array,
     rows: jax.Array | None,
     slots: jax.Array,
@@ -21,10 +23,11 @@ def embedding_bag_triton(
     scale: jax.Array | None = None,
     *,
     interpret: bool = False,
-) -> jax.Array:
-    """Sums rows of a table by bag; see `embedding_bag_reference`.
+) -> tuple[jax.Array, ...]:
+    """Sums rows of a table by bag; see `jaxsparse.ops.embedding_bag.embedding_bag`.
 
     Args:
+        parts: number of bags of each result.
         table: ``[R, D]`` float32 or bfloat16.
         rows: ``[K]`` int32, or None where slots are rows.
         slots: ``[M]`` int32.
@@ -34,16 +37,18 @@ def embedding_bag_triton(
         interpret: True runs without a GPU.
 
     Returns:
-        ``[O, D]`` float32.
+        By part ``[parts_f, D]`` float32, slices of one array.
 
     Raises:
         ValueError: rows are too wide for a tile.
     """
     num_bags = slots.shape[0] if offsets is None else offsets.shape[0] - 1
+    if table.shape[0] == 0 or (rows is not None and rows.shape[0] == 0):
+        return _cut(jnp.zeros((num_bags, table.shape[1]), jnp.float32), parts)
     tile = make_tile("embedding_bag", table.shape[1], num_bags)
     refs = {"table": table, "rows": rows, "slots": slots, "weights": weights, "scale": scale}
     if offsets is None:
-        return _gather(tile, refs, num_bags, interpret)
+        return _cut(_gather(tile, refs, num_bags, interpret), parts)
     pooled = GroupedSum(
         name="embedding_bag",
         tile=tile,
@@ -52,7 +57,13 @@ def embedding_bag_triton(
         items=_Items(tile),
         finish=_scaled,
     )
-    return pooled(refs, offsets, interpret=interpret)
+    return _cut(pooled(refs, offsets, interpret=interpret), parts)
+
+
+def _cut(pooled: jax.Array, parts: tuple[int, ...]) -> tuple[jax.Array, ...]:
+    if len(parts) == 1:
+        return (pooled,)
+    return tuple(jnp.split(pooled, list(accumulate(parts[:-1]))))
 
 
 def _gather(tile: Tile, refs: dict[str, Any], num_bags: int, interpret: bool) -> jax.Array:
@@ -92,13 +103,11 @@ class _Items:
         inside = (rows >= 0) & (rows < refs["table"].shape[0])
         items = self.tile.load(refs["table"], rows, inside).astype(jnp.float32)
         if refs["weights"] is not None:
-            items = items * load_at(refs["weights"], at, mask)[:, None]
+            items = items * load_at(refs["weights"], at, inside)[:, None]
         return items
 
 
-def _scaled(
-    refs: dict[str, Any], bags: jax.Array, mask: jax.Array, sums: jax.Array
-) -> jax.Array:
+def _scaled(refs: dict[str, Any], bags: jax.Array, mask: jax.Array, sums: jax.Array) -> jax.Array:
     if refs["scale"] is None:
         return sums
     return sums * load_at(refs["scale"], bags, mask)[:, None]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,49 +17,40 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from jaxsparse.ops.quantize import mix32, step_key, stochastic_bits
+from jaxsparse.ops.row_update.cpu import is_fused
+from jaxsparse.ops.row_update.tables import RowTables
 from jaxsparse.ops.triton import Ref, Tile, launch, load_at, make_tile, store_at
+from jaxsparse.optimizers import RowwiseAdagrad
 
 Slots = dict[str, Any]
-
-_SHIPPED = "jaxsparse.optimizers."
-
-
-def is_fused(rule: Any) -> bool:
-    """Whether a rule's update can be part of the kernel: that of shipped rules can.
-
-    A rule of a user's own may use anything of jax; a tile also has columns past the last.
-    """
-    return type(rule).__module__.startswith(_SHIPPED)
 
 
 def row_update_triton(
     rule: Any,
+    seed: int,
     slab: jax.Array,
     slots: dict[str, jax.Array],
     rows: jax.Array,
     grads: jax.Array,
-    rates: jax.Array,
-    step: jax.Array | int,
-    enabled: jax.Array | bool = True,
-    noise_rows: jax.Array | None = None,
-    seed: jax.Array | int = 0,
+    tables: RowTables,
+    step: jax.Array,
+    enabled: jax.Array,
     *,
     interpret: bool = False,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Moves distinct rows once, in place where slab and slots are donated.
+    """`row_update` of a rule that `is_fused`; in place where slab and slots are donated.
 
     Args:
-        rule: one of ``jaxsparse.optimizers``.
+        rule: a shipped one; a rule of a user's own may use anything of jax, and a tile has
+            columns of zeros past the last.
+        seed: of the rounding of bfloat16 rows, in [0, 2^32).
         slab: ``[R, D]`` float32 or bfloat16.
         slots: by name ``[R, D]`` or ``[R]``.
         rows: ``[K]`` int32, distinct; those outside ``[0, R)`` stand for nothing.
         grads: ``[K, D]`` float32.
-        rates: ``[K]`` float32 learning rates.
-        step: int32 global step.
-        enabled: False changes no bit.
-        noise_rows: ``[K]`` int32 or uint32 that the rounding of bfloat16 rows depends on; None
-            takes ``rows``.
-        seed: of that rounding, uint32.
+        tables: of the slab; without ``starts``, rates and noise by entry of ``rows``.
+        step: int32 scalar.
+        enabled: bool scalar; False changes no bit.
         interpret: True runs without a GPU.
 
     Returns:
@@ -67,14 +59,14 @@ def row_update_triton(
     Raises:
         ValueError: the rule is not a shipped one, or rows are too wide for a tile.
     """
-    update = _make("row_update", rule, slab, rows)
-    if rows.shape[0] == 0:
+    update = _make("row_update", rule, slab, rows, seed)
+    if 0 in (rows.shape[0], slab.shape[0]):
         return slab, slots
     state = {"slab": slab, "slots": slots}
     result = launch(
         update.kernel,
         state,
-        update.inputs(rows, grads, rates, step, enabled, noise_rows, seed),
+        update.inputs(rows, grads, tables, step, enabled),
         name="row_update",
         out_shape=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state),
         num_programs=update.num_programs,
@@ -86,32 +78,31 @@ def row_update_triton(
 
 def count_not_finite_triton(
     rule: Any,
+    seed: int,
     slab: jax.Array,
     slots: dict[str, jax.Array],
     rows: jax.Array,
     grads: jax.Array,
-    rates: jax.Array,
-    step: jax.Array | int,
-    enabled: jax.Array | bool = True,
-    noise_rows: jax.Array | None = None,
-    seed: jax.Array | int = 0,
+    tables: RowTables,
+    step: jax.Array,
     *,
     interpret: bool = False,
 ) -> jax.Array:
     """Rows that `row_update_triton` of the same arguments would make NaN or infinite; int32."""
-    update = _make("count_not_finite", rule, slab, rows)
-    if rows.shape[0] == 0:
-        return jnp.int32(0)
+    update = _make("count_not_finite", rule, slab, rows, seed)
+    if 0 in (rows.shape[0], slab.shape[0]):
+        return jnp.zeros((), jnp.int32)
     counts = launch(
         update.count_kernel,
         {"slab": slab, "slots": slots},
-        update.inputs(rows, grads, rates, step, enabled, noise_rows, seed),
+        update.inputs(rows, grads, tables, step, None),
         name="count_not_finite",
         out_shape=jax.ShapeDtypeStruct((update.num_programs,), jnp.int32),
         num_programs=update.num_programs,
         interpret=interpret,
     )
-    return jnp.sum(counts, dtype=jnp.int32)
+    total: jax.Array = jnp.sum(counts, dtype=jnp.int32)
+    return total
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,27 +113,28 @@ class _Update:
     tile: Tile
     num_entries: int
     num_programs: int
+    rounded: bool
+    """Whether weights are bfloat16."""
+    seed: int
 
     def inputs(
         self,
         rows: jax.Array,
         grads: jax.Array,
-        rates: jax.Array,
-        step: jax.Array | int,
-        enabled: jax.Array | bool,
-        noise_rows: jax.Array | None,
-        seed: jax.Array | int,
+        tables: RowTables,
+        step: jax.Array,
+        enabled: jax.Array | None,
     ) -> dict[str, jax.Array | None]:
         """What the kernel reads beside the state."""
+        rates, noise = tables.of(rows) if tables.starts.shape[0] else (tables.rates, tables.noise)
         # Scalars one by one, as they are: XLA needs no program of its own to gather them.
         return {
             "rows": rows,
             "grads": grads,
             "rates": rates,
-            "noise_rows": rows if noise_rows is None else noise_rows,
-            "step": jnp.asarray(step, jnp.int32).reshape(1),
-            "enabled": jnp.asarray(enabled, jnp.bool_).reshape(1),
-            "seed": jnp.asarray(seed, jnp.uint32).reshape(1),
+            "noise": noise if self.rounded else None,
+            "step": step.reshape(1),
+            "enabled": None if enabled is None else enabled.reshape(1),
         }
 
     def kernel(self, old: Slots, inputs: dict[str, Ref], new: Slots) -> None:
@@ -171,7 +163,9 @@ class _Update:
         listed = entries < self.num_entries
         rows = load_at(inputs["rows"], entries, listed, -1)
         step = inputs["step"][0]
-        mask = (rows >= 0) & (rows < old["slab"].shape[0]) & inputs["enabled"][0]
+        mask = (rows >= 0) & (rows < old["slab"].shape[0])
+        if inputs["enabled"] is not None:
+            mask = mask & inputs["enabled"][0]
 
         def read(ref: Ref) -> jax.Array:
             if len(ref.shape) == 2:
@@ -185,28 +179,29 @@ class _Update:
             load_at(inputs["rates"], entries, mask)[:, None],
             step,
         )
-        if old["slab"].dtype == jnp.bfloat16:
-            noise_rows = load_at(inputs["noise_rows"], entries, mask)
-            moved = self._rounded(moved, noise_rows, step_key(inputs["seed"][0], step))
+        if self.rounded:
+            noise = load_at(inputs["noise"], entries, mask)
+            moved = self._round(moved, noise, step_key(jnp.uint32(self.seed), step))
         return rows, mask, moved, slots
 
-    def _rounded(self, values: jax.Array, noise_rows: jax.Array, key: jax.Array) -> jax.Array:
+    def _round(self, values: jax.Array, noise: jax.Array, key: jax.Array) -> jax.Array:
         """bfloat16, rounded at random as `stochastic_round_bf16` does."""
-        row_keys = mix32(noise_rows.astype(jnp.uint32) ^ key)
+        row_keys = mix32(noise.astype(jnp.uint32) ^ key)
         columns = jnp.arange(self.tile.columns, dtype=jnp.uint32)
         bits = stochastic_bits(values, row_keys[:, None], columns[None, :])
         return lax.bitcast_convert_type(bits.astype(jnp.uint16), jnp.bfloat16)
 
 
-def _make(op: str, rule: Any, slab: jax.Array, rows: jax.Array) -> _Update:
+def _make(op: str, rule: Any, slab: jax.Array, rows: jax.Array, seed: int) -> _Update:
     if not is_fused(rule):
         raise ValueError(
-            f"{op}: implementation 'triton' has the rules of jaxsparse.optimizers, got "
-            f"{type(rule).__name__}; use implementation='xla'"
+            f"{op}: the kernel has the rules of jaxsparse.optimizers, got {type(rule).__name__}; "
+            "use implementation='xla'"
         )
     num_entries = rows.shape[0]
     tile = make_tile(op, slab.shape[1], num_entries)
     update = rule.update
-    if hasattr(rule, "update_padded"):
-        update = lambda *args: rule.update_padded(*args, dim=tile.dim)  # noqa: E731
-    return _Update(update, tile, num_entries, -(-num_entries // tile.rows))
+    if isinstance(rule, RowwiseAdagrad):
+        update = partial(rule.update_padded, dim=tile.dim)
+    num_programs = -(-num_entries // tile.rows)
+    return _Update(update, tile, num_entries, num_programs, slab.dtype == jnp.bfloat16, seed)

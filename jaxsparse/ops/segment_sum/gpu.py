@@ -22,13 +22,13 @@ def bag_gradients_triton(
     *,
     interpret: bool = False,
 ) -> jax.Array:
-    """The transpose of `embedding_bag`; see `bag_gradients_reference`.
+    """The transpose of `embedding_bag`; see `jaxsparse.ops.segment_sum.bag_gradients`.
 
     Args:
         grads: arrays ``[parts_f, D]`` float32 whose concatenation is ``[O, D]``.
         offsets: ``[K + 1]`` int32, ascending.
         bags: ``[M]`` int32; None where entry j is of bag j.
-        ids: ``[M]`` int32 of each entry, or None where entry j is id j.
+        ids: ``[M]`` int32, where there are weights.
         weights: float32 by id, or None.
         scale: ``[O]`` float32, or None.
         interpret: True runs without a GPU.
@@ -42,6 +42,8 @@ def bag_gradients_triton(
     # XLA makes no copy where the parts are slices of one array, in order.
     joined = grads[0] if len(grads) == 1 else jnp.concatenate(grads)
     num_segments = offsets.shape[0] - 1
+    if joined.shape[0] == 0:
+        return jnp.zeros((num_segments, joined.shape[1]), jnp.float32)
     tile = make_tile("bag_gradients", joined.shape[1], num_segments)
     refs = {"grads": joined, "bags": bags, "ids": ids, "weights": weights, "scale": scale}
     summed = GroupedSum(
@@ -62,7 +64,7 @@ def segment_sum_triton(
     *,
     interpret: bool = False,
 ) -> jax.Array:
-    """Sums rows by segment; see `grouped_sum_reference`.
+    """Sums rows by segment; see `jaxsparse.ops.segment_sum.segment_sum`.
 
     Args:
         values: ``[N, D]`` float32.
@@ -87,7 +89,7 @@ class _Items:
         mask = mask & (bags >= 0) & (bags < refs["grads"].shape[0])
         items = self.tile.load(refs["grads"], bags, mask)
         if refs["weights"] is not None:
-            ids = at if refs["ids"] is None else load_at(refs["ids"], at, mask, -1)
+            ids = load_at(refs["ids"], at, mask, -1)
             known = mask & (ids >= 0) & (ids < refs["weights"].shape[0])
             items = items * load_at(refs["weights"], ids, known)[:, None]
         if refs["scale"] is not None:

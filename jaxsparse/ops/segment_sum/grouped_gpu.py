@@ -101,9 +101,7 @@ class GroupedSum:
         )
         return sums
 
-    def _blocks_kernel(
-        self, refs: Any, offsets: Ref, levels: tuple[Ref, ...], sums: Ref
-    ) -> None:
+    def _blocks_kernel(self, refs: Any, offsets: Ref, levels: tuple[Ref, ...], sums: Ref) -> None:
         blocks = self.tile.row_numbers()
         size = FAN_IN ** (len(levels) + 1)
         inside = blocks < sums.shape[0]
@@ -118,9 +116,7 @@ class GroupedSum:
         even, odd = lax.fori_loop(0, rounds, add, (self.tile.zeros(),) * 2)
         self.tile.store(sums, blocks, inside, even + odd)
 
-    def _is_in_long(
-        self, offsets: Ref, first: jax.Array, size: int, mask: jax.Array
-    ) -> jax.Array:
+    def _is_in_long(self, offsets: Ref, first: jax.Array, size: int, mask: jax.Array) -> jax.Array:
         """Whether ``size`` positions from each of ``first [n]`` on lie in one long segment."""
         low = jnp.zeros_like(first)
         high = jnp.full_like(first, self.num_segments)
@@ -138,9 +134,7 @@ class GroupedSum:
 
     # ---- segments -------------------------------------------------------------------------------
 
-    def _segments_kernel(
-        self, refs: Any, offsets: Ref, levels: tuple[Ref, ...], out: Ref
-    ) -> None:
+    def _segments_kernel(self, refs: Any, offsets: Ref, levels: tuple[Ref, ...], out: Ref) -> None:
         segments = self.tile.row_numbers()
         inside = segments < self.num_segments
         start, stop = self._bounds(offsets, segments, inside)
@@ -181,7 +175,7 @@ class GroupedSum:
             first, last = jnp.max(start), jnp.max(stop)
             is_long = last - first >= LONG
             sums = self.tile.zeros()
-            for level, begin, end in _pieces(first, jnp.where(is_long, last, first), len(levels)):
+            for level, begin, end in pieces(first, jnp.where(is_long, last, first), len(levels)):
                 sums = self._add_range(sums, self._level(refs, levels, level), begin, end)
             total = jnp.broadcast_to(jnp.sum(sums, axis=0)[None, :], sums.shape)
             lane = jnp.arange(self.tile.rows, dtype=jnp.int32)
@@ -228,7 +222,7 @@ class GroupedSum:
         return lambda at, mask: self.tile.load(levels[level - 1], at, mask)
 
 
-def _pieces(
+def pieces(
     first: jax.Array, last: jax.Array, num_levels: int
 ) -> list[tuple[int, jax.Array, jax.Array]]:
     """Cuts items ``first .. last`` into ``(level, begin, end)``, larger blocks in the middle."""
