@@ -42,7 +42,8 @@ def run_on_platform(
             # Tracing a Pallas kernel takes longer than all else here. Who compiles for GPUs that
             # are not there asks for "triton".
             best.pop(PLATFORMS["triton"], None)
-        return jax.lax.platform_dependent(*args, default=kernels["xla"], **best)
+        branches = {platform: _varying(run) for platform, run in best.items()}
+        return jax.lax.platform_dependent(*args, default=_varying(kernels["xla"]), **branches)
     if implementation not in kernels:
         known = ", ".join(map(repr, sorted(kernels)))
         raise ValueError(
@@ -51,4 +52,26 @@ def run_on_platform(
         )
     if implementation == "native" and (why := library.why_not()) is not None:
         raise RuntimeError(f"{op}: implementation 'native' is not there: {why}")
-    return kernels[implementation](*args)
+    return _varying(kernels[implementation])(*args)
+
+
+def _varying(run: Implementation) -> Implementation:
+    """Names what jax cannot see: a kernel's results vary over the mesh as its arguments do."""
+
+    def same(*args: Any) -> Any:
+        axes = frozenset().union(*map(varying_axes, jax.tree.leaves(args)))
+
+        def cast(result: jax.Array) -> jax.Array:
+            missing = tuple(sorted(axes - varying_axes(result)))
+            return jax.lax.pcast(result, missing, to="varying") if missing else result
+
+        return jax.tree.map(cast, run(*args))
+
+    return same
+
+
+def varying_axes(array: jax.Array) -> frozenset[str]:
+    """Mesh axes that an array inside a ``shard_map`` which checks them varies over."""
+    kind: Any = jax.typeof(array)
+    # The attribute has been renamed in jax.
+    return frozenset(kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying)
