@@ -108,13 +108,12 @@ class GroupedSum:
         inside = inside & self._is_in_long(offsets, blocks * size, size, inside)
         item = self._level(refs, levels, len(levels))
 
-        def add(index: jax.Array, parts: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            first = blocks * FAN_IN + index * 2
-            return tuple(part + item(first + lane, inside) for lane, part in enumerate(parts))
+        def add(index: jax.Array, total: jax.Array) -> jax.Array:
+            return total + item(blocks * FAN_IN + index, inside)
 
-        rounds = jnp.max(inside.astype(jnp.int32)) * (FAN_IN // 2)
-        even, odd = lax.fori_loop(0, rounds, add, (self.tile.zeros(),) * 2)
-        self.tile.store(sums, blocks, inside, even + odd)
+        rounds = jnp.max(inside.astype(jnp.int32)) * FAN_IN
+        total = lax.fori_loop(0, rounds, add, self.tile.zeros())
+        self.tile.store(sums, blocks, inside, total)
 
     def _is_in_long(self, offsets: Ref, first: jax.Array, size: int, mask: jax.Array) -> jax.Array:
         """Whether ``size`` positions from each of ``first [n]`` on lie in one long segment."""
@@ -122,13 +121,10 @@ class GroupedSum:
         high = jnp.full_like(first, self.num_segments)
 
         # The last segment that starts at or before ``first``: between low and high, exclusive.
-        def halve(_: jax.Array, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            low, high = ends
+        for _ in range(self.num_segments.bit_length()):
             middle = lax.div(low + high, jnp.int32(2))
             is_before = load_at(offsets, middle, mask) <= first
-            return jnp.where(is_before, middle, low), jnp.where(is_before, high, middle)
-
-        low, _ = lax.fori_loop(0, self.num_segments.bit_length(), halve, (low, high))
+            low, high = jnp.where(is_before, middle, low), jnp.where(is_before, high, middle)
         start, stop = self._bounds(offsets, low, mask)
         return (stop - start >= LONG) & (start <= first) & (first + size <= stop)
 
@@ -142,17 +138,15 @@ class GroupedSum:
         is_short = inside & ~is_long
         length = jnp.where(is_short, stop - start, 0)
 
-        def add(index: jax.Array, parts: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            at = start + index * 2
-            return tuple(
-                part + self.items(refs, at + lane, index * 2 + lane < length)
-                for lane, part in enumerate(parts)
-            )
+        def add(index: jax.Array, total: jax.Array) -> jax.Array:
+            # Two at a time: their loads overlap, and half as many additions follow each other.
+            at = index * 2
+            first = self.items(refs, start + at, at < length)
+            return total + (first + self.items(refs, start + at + 1, at + 1 < length))
 
         rounds = lax.div(jnp.max(length) + 1, jnp.int32(2))
-        even, odd = lax.fori_loop(0, rounds, add, (self.tile.zeros(),) * 2)
-        sums = self.finish(refs, segments, is_short, even + odd)
-        self.tile.store(out, segments, is_short, sums)
+        total = lax.fori_loop(0, rounds, add, self.tile.zeros())
+        self.tile.store(out, segments, is_short, self.finish(refs, segments, is_short, total))
         if levels:
             # A loop of no rounds where no segment is long.
             num_rows = jnp.max(is_long.astype(jnp.int32)) * self.tile.rows
