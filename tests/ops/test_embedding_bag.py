@@ -82,6 +82,23 @@ def test_bags_longer_than_a_block_depend_on_neither_neighbours_nor_threads():
         np.testing.assert_array_equal(together[bag], alone[0])
 
 
+def test_derivatives_are_those_of_sums():
+    given = CASES["weighted"].arguments()
+    names = ("table", "weights", "scale")
+
+    def loss(implementation, *floats):
+        call = {**given, **dict(zip(names, floats, strict=True))}
+        pooled = embedding_bag(**call, parts=(9, 9), implementation=implementation)
+        return sum(jnp.sum(part**2) for part in pooled)
+
+    floats = [jnp.asarray(given[name]) for name in names]
+    got, want = (
+        jax.jit(jax.grad(partial(loss, way), argnums=(0, 1, 2)))(*floats) for way in IMPLEMENTATIONS
+    )
+    for name, one, other in zip(names, got, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4, err_msg=name)
+
+
 def test_runs_inside_shard_map(devices):
     mesh = js.make_mesh(devices=devices[:4])
     rng = np.random.default_rng(1)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jaxsparse.ops.native.derivatives import derived_from
 from jaxsparse.ops.platforms import run_on_platform
 from jaxsparse.ops.segment_sum.cpu import bag_gradients_native, segment_sum_native
 from jaxsparse.ops.segment_sum.grouped import bag_gradients_xla, segment_sum_xla
@@ -43,7 +44,8 @@ def segment_sum(
     >>> segment_sum(values, jnp.array([0, 2, 3]), jnp.array([2, 0, 1])).tolist()
     [[5.0], [2.0]]
     """
-    kernels = {"xla": segment_sum_xla, "native": segment_sum_native}
+    native = derived_from(segment_sum_xla, segment_sum_native)
+    kernels = {"xla": segment_sum_xla, "native": native}
     args = jax.tree.map(jnp.asarray, (values, offsets, order))
     sums: jax.Array = run_on_platform("segment_sum", implementation, kernels, *args)
     return sums
@@ -86,7 +88,8 @@ def bag_gradients(
     """
     if weights is not None and ids is None:
         raise ValueError("bag_gradients: weights are by id, so they need ids")
-    kernels = {"xla": bag_gradients_xla, "native": bag_gradients_native}
+    native = derived_from(bag_gradients_xla, bag_gradients_native)
+    kernels = {"xla": bag_gradients_xla, "native": native}
     args = jax.tree.map(jnp.asarray, (grads, offsets, bags, ids, weights, scale))
     sums: jax.Array = run_on_platform("bag_gradients", implementation, kernels, *args)
     return sums
