@@ -21,7 +21,7 @@ from jaxsparse.hashing import Hashed, Identity
 from jaxsparse.ladder import Ladder, SlabNeed, SlabShape, bucket, smallest_shape
 from jaxsparse.layout import Layout
 from jaxsparse.local import LocalEmbedding, Residuals
-from jaxsparse.ops.paths import Path
+from jaxsparse.ops.paths import Path, path_of
 from jaxsparse.optimizers import rate_of
 from jaxsparse.packed import PackedIds
 from jaxsparse.packing import bag_width
@@ -101,7 +101,7 @@ class EmbeddingCollection:
         # Float learning rates live in the state; schedules are part of the program.
         rates = (rate_of(table.optimizer) for table in self.tables.values())
         schedules = tuple(rate if callable(rate) else None for rate in rates)
-        return self.features, schedules, self.mesh, self.exchange, self.device_bytes
+        return self.features, schedules, self.mesh, self.exchange, self.device_bytes, self.path
 
     @functools.cached_property
     def _hash(self) -> int:
@@ -177,10 +177,11 @@ class EmbeddingCollection:
         """Names the layout: states of one fingerprint fit each other's collections."""
         return checks.layout_fingerprint(self.layout)
 
-    @property
+    @functools.cached_property
     def path(self) -> Path:
         """Which implementations of the operations this mesh gets."""
-        return "xla"
+        found = path_of(self.mesh.devices.flat[0].platform)
+        return found if found == "native" else "xla"
 
     @property
     def local(self) -> LocalEmbedding:

@@ -45,7 +45,7 @@ def pool(vectors: jax.Array, slab: SlabIds, ids: PackedIds, specs: Specs) -> Act
             acts[name] = _pad_bag(part, bag_width(specs[name]))
         else:
             pooled = part[:, 0] if width == 1 else part.sum(axis=1)
-            acts[name] = pooled * _bag_scale(ids, specs[name])
+            acts[name] = pooled * bag_scale(ids, specs[name])
     if slab.ragged:
         acts |= _pool_ragged(per_id[start:], slab, ids, specs)
     return acts
@@ -65,7 +65,7 @@ def _pool_ragged(per_id: jax.Array, slab: SlabIds, ids: PackedIds, specs: Specs)
         if specs[name].combiner is None:
             acts[name] = part.reshape(samples, width, dim)
         else:
-            acts[name] = part * _bag_scale(ids, specs[name])
+            acts[name] = part * bag_scale(ids, specs[name])
     return acts
 
 
@@ -88,7 +88,7 @@ def row_gradients(grads: Activations, slab: SlabIds, ids: PackedIds, specs: Spec
         if specs[name].combiner is None:
             grad = grad[:, :width]
         else:
-            grad = grad * _bag_scale(ids, specs[name])
+            grad = grad * bag_scale(ids, specs[name])
             grad = jnp.broadcast_to(grad[:, None], (samples, width, grad.shape[-1]))
         parts.append(grad.reshape(samples * width, grad.shape[-1]))
     if slab.ragged:
@@ -117,12 +117,12 @@ def _bag_gradients(grads: Activations, slab: SlabIds, ids: PackedIds, specs: Spe
     for name in slab.ragged:
         grad = grads[name].astype(jnp.float32)
         if specs[name].combiner is not None:
-            grad = grad * _bag_scale(ids, specs[name])
+            grad = grad * bag_scale(ids, specs[name])
         bags.append(grad.reshape(-1, grad.shape[-1]))
     return jnp.concatenate(bags).at[_levels(slab).bag].get(mode="fill", fill_value=0)
 
 
-def _bag_scale(ids: PackedIds, spec: FeatureSpec) -> jax.Array:
+def bag_scale(ids: PackedIds, spec: FeatureSpec) -> jax.Array:
     """``[b, 1]``: what a bag's sum is multiplied with; the length counts ids, not weights."""
     if spec.combiner == "sum":
         return jnp.ones((1, 1), jnp.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +50,7 @@ def row_update_reference(
         return slab, slots
     at = rows[inside]
     old = {name: jnp.asarray(array[at]) for name, array in slots.items()}
-    moved, new = rule.update(
+    moved, new = jax.jit(rule.update)(
         jnp.asarray(slab[at].astype(np.float32)),
         old,
         jnp.asarray(grads[inside]),

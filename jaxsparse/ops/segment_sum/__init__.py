@@ -6,6 +6,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jaxsparse.ops.native.derivatives import derived_from
 from jaxsparse.ops.platforms import run_on_platform
 from jaxsparse.ops.segment_sum.cpu import bag_gradients_native, segment_sum_native
 from jaxsparse.ops.segment_sum.gpu import bag_gradients_triton, segment_sum_triton
@@ -46,8 +47,8 @@ def segment_sum(
     """
     kernels = {
         "xla": segment_sum_xla,
-        "native": segment_sum_native,
-        "triton": segment_sum_triton,
+        "native": derived_from(segment_sum_xla, segment_sum_native),
+        "triton": derived_from(segment_sum_xla, segment_sum_triton),
     }
     args = jax.tree.map(jnp.asarray, (values, offsets, order))
     sums: jax.Array = run_on_platform("segment_sum", implementation, kernels, *args)
@@ -93,8 +94,8 @@ def bag_gradients(
         raise ValueError("bag_gradients: weights are by id, so they need ids")
     kernels = {
         "xla": bag_gradients_xla,
-        "native": bag_gradients_native,
-        "triton": bag_gradients_triton,
+        "native": derived_from(bag_gradients_xla, bag_gradients_native),
+        "triton": derived_from(bag_gradients_xla, bag_gradients_triton),
     }
     args = jax.tree.map(jnp.asarray, (grads, offsets, bags, ids, weights, scale))
     sums: jax.Array = run_on_platform("bag_gradients", implementation, kernels, *args)
