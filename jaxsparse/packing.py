@@ -57,7 +57,7 @@ class SlabBatch:
         """Lays the ids out by device and groups equal ones."""
         self.ids = self._by_device()
         self.fixed_ids = int(self.ids.places[0, len(self.fixed)])
-        self.ragged_ids = int(self.ids.places[:, -1].max()) - self.fixed_ids
+        self.ragged_ids = self.ids.num_places - self.fixed_ids
         self.grouped = group(self.ids)
 
     def need(self) -> SlabNeed:

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from jaxsparse.encode import FixedIds, RaggedIds, num_bags
 from jaxsparse.hashing import Hashed
 from jaxsparse.ladder import SlabNeed, SlabShape
 from jaxsparse.layout import SlabLayout
+from jaxsparse.ops.packing import fill_lengths
 from jaxsparse.ops.paths import Path
 from jaxsparse.packed import HostFacts, PackedIds
 from jaxsparse.packing import SlabBatch
@@ -73,21 +75,21 @@ class PreparedIds:
         """
         batches = zip(self.batches, shapes, strict=True)
         packed = tuple(batch.pack(shape, path) for batch, shape in batches)
-        lengths = np.zeros((self.samples * self.num_devices, len(self.specs)), np.int32)
-        columns = {name: column for column, name in enumerate(self.specs)}
+        lengths: dict[str, npt.NDArray[np.int64] | int] = {}
         ignored, num_values = {}, {}
         for part in self.features:
-            for name, fixed in part.fixed.items():
-                lengths[: self.num_samples, columns[name]] = fixed.codes.shape[1]
+            lengths |= {name: fixed.codes.shape[1] for name, fixed in part.fixed.items()}
             for name, ragged in part.ragged.items():
-                lengths[: self.num_samples, columns[name]] = ragged.lengths
+                lengths[name] = ragged.lengths
                 if ragged.ignored:
                     ignored[name] = ragged.ignored
                 if ragged.weights is not None:
                     num_values[name] = ragged.num_values
+        padded_samples = self.samples * self.num_devices
+        by_feature = [lengths[name] for name in self.specs]
+        shipped_later: Any = fill_lengths(by_feature, self.num_samples, padded_samples)
         host = HostFacts(self.num_samples, needs, ignored, num_values)
         rows = tuple(part.slab.rows_per_shard for part in self.features)
-        shipped_later: Any = lengths
         rules = key_rules(self.specs.values())
         return PackedIds(packed, shipped_later, tuple(self.specs), rows, rules, host)
 

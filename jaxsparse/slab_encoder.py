@@ -74,10 +74,10 @@ class SlabEncoder:
         ]
         # One block for the results of all: small allocations add up.
         block = np.empty(sum(part.room for part in parts if part), np.int64)
-        start = 0
+        start, first_byte = 0, address(block)
         for part, entry in zip(parts, entries, strict=True):
             if part:
-                part.enter(entry, block[start : start + part.room])
+                part.enter(entry, block[start : start + part.room], first_byte + 8 * start)
                 start += part.room
         encode_natively(entries, len(entries))
         return {
@@ -137,7 +137,7 @@ def _enter_hash(entry: Feature, keys: Hashed) -> list[Array]:
     return [index.position, index.fingerprint]
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class _NativePart:
     """One feature of a batch, in the form the kernel takes."""
 
@@ -153,13 +153,15 @@ class _NativePart:
     padding: int
     room: int
     """int64 words for its results."""
+    block: Array | None = None
+    """The results, once `enter` has named a place for them."""
 
-    def enter(self, entry: Feature, block: Array) -> None:
-        """Completes the kernel's entry; results go to ``block``."""
+    def enter(self, entry: Feature, block: Array, start: int) -> None:
+        """Completes the kernel's entry; results go to ``block``, which lies at ``start``."""
         keys, self.block = self.keys, block
         entry.keys, entry.num_keys = address(keys), keys.size
         entry.is_int32 = keys.dtype.itemsize == 4
-        entry.codes = start = address(block)
+        entry.codes = start
         if self.room == keys.size:
             return
         entry.is_filtered, entry.has_padding = self.is_filtered, self.has_padding
@@ -174,6 +176,7 @@ class _NativePart:
     def ids(self, entry: Feature) -> FixedIds | RaggedIds:
         """What the kernel made of them."""
         size, block = self.keys.size, self.block
+        assert block is not None
         if self.room == size:
             return FixedIds(block.reshape(self.num_bags, self.width))
         splits = block[size : size + self.num_bags + 1]

@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jaxsparse.ops.native import library
 from jaxsparse.ops.packing import native, reference
 from jaxsparse.ops.packing.batch import (
@@ -15,6 +17,7 @@ from jaxsparse.ops.packing.batch import (
     Distinct,
     Grouped,
     Int32s,
+    Int64s,
     RowArrays,
     SlabFeature,
 )
@@ -29,6 +32,7 @@ __all__ = [
     "SlabFeature",
     "distinct",
     "fill_bags",
+    "fill_lengths",
     "fill_rows",
     "group",
 ]
@@ -50,7 +54,9 @@ def fill_bags(ids: DeviceIds, num_ids: int) -> tuple[Int32s, Int32s]:
     Returns:
         ``[num_devices, M]`` int32, O behind the last id; ``[num_devices, O + 1]`` int32.
     """
-    return (native if library.is_available() else reference).fill_bags(ids, num_ids)
+    if library.is_available():
+        return native.fill_bags(ids, num_ids)
+    return reference.fill_bags(ids, num_ids)
 
 
 def fill_rows(
@@ -71,5 +77,22 @@ def fill_rows(
         bag_of: from `fill_bags`; None where the id at place i is bag i.
         with_ids: whether ``row_ids`` are wanted.
     """
-    filler = native if library.is_available() else reference
-    return filler.fill_rows(ids, grouped, num_ids, capacity, bag_of, with_ids)
+    if library.is_available():
+        return native.fill_rows(ids, grouped, num_ids, capacity, bag_of, with_ids)
+    return reference.fill_rows(ids, grouped, num_ids, capacity, bag_of, with_ids)
+
+
+def fill_lengths(lengths: Sequence[Int64s | int], num_samples: int, padded_samples: int) -> Int32s:
+    """Bag lengths of all features, by sample.
+
+    Args:
+        lengths: by feature ``[num_samples]``, or one length for all bags.
+        num_samples: B.
+        padded_samples: B'.
+
+    Returns:
+        ``[B', F]`` int32, 0 behind the samples.
+    """
+    if library.is_available():
+        return native.fill_lengths(lengths, num_samples, padded_samples)
+    return reference.fill_lengths(lengths, num_samples, padded_samples)

@@ -19,7 +19,7 @@ NOTHING = -1
 """Code of an id that looks nothing up."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(slots=True)  # not frozen: made for every feature of every batch
 class SlabFeature:
     """One feature's ids of all samples of a process."""
 
@@ -60,6 +60,11 @@ class DeviceIds:
     """``[num_devices, F + 1]``: where each feature begins in the device's buffer, and the end."""
 
     @property
+    def num_places(self) -> int:
+        """Places in use on the fullest device."""
+        return int(self.places[:, -1].max())
+
+    @property
     def num_bags(self) -> int:
         """O."""
         return self.samples * sum(feature.width for feature in self.features)
@@ -86,7 +91,11 @@ class Distinct:
 
 @dataclasses.dataclass(frozen=True)
 class Grouped:
-    """`Distinct` of all devices; entries behind a device's last are undefined."""
+    """`Distinct` of all devices; entries behind a device's last are undefined.
+
+    Rooms are those of the fullest device: n ids, and as many places as its buffer has before the
+    padding at its end.
+    """
 
     order: Int32s
     """``[num_devices, n]``."""
@@ -94,6 +103,9 @@ class Grouped:
     """``[num_devices, n]``."""
     starts: Int32s
     """``[num_devices, n + 1]``."""
+    inverse: Int32s
+    """``[num_devices, places]``: index of the code of the id at each place; -1 where there is no
+    id."""
     bounds: Int64s
     """``[num_devices, S + 1]``."""
 

@@ -33,63 +33,84 @@ struct Buffers {
   int32_t* order;
   int64_t* codes;
   int32_t* starts;
+  int32_t* inverse;  // of the whole device, by place
 };
 
+struct Range {
+  int64_t least, most;
+};
+
+JS_CLONES Range range_of(const int64_t* codes, int64_t count, Range range) {
+  for (int64_t i = 0; i < count; ++i) {
+    range.least = std::min(range.least, codes[i]);
+    range.most = std::max(range.most, codes[i]);
+  }
+  return range;
+}
+
+// `place` of an id is its place in the buffer, `index` its number among the table's ids.
 template <typename Word>
-int64_t group_codes(const Piece* pieces, int64_t num_pieces, int64_t size, int64_t least,
+JS_INLINE int64_t group_codes(const Piece* pieces, int64_t num_pieces, int64_t size, int64_t least,
                     int code_bits, int index_bits, const Buffers& out) {
   thread_local std::vector<Word> scratch;
   thread_local std::vector<int32_t> places;
   scratch.resize(std::max<size_t>(scratch.size(), 2 * size));
+  places.resize(std::max<size_t>(places.size(), size));
   Word* const words = scratch.data();
-  int64_t i = 0;
+  int32_t* const place_of = places.data();
+  int64_t index = 0;
   for (int64_t p = 0; p < num_pieces; ++p) {
-    const Piece& piece = pieces[p];
-    for (int64_t j = 0; j < piece.count; ++j, ++i) {
-      const uint64_t code = static_cast<uint64_t>(piece.codes[j] - least);
-      words[i] = static_cast<Word>(code << index_bits | static_cast<uint64_t>(i));
+    const int64_t* const codes = pieces[p].codes;
+    const int64_t shift = pieces[p].place - index;
+    for (const int64_t end = index + pieces[p].count, begin = index; index < end; ++index) {
+      const uint64_t code = static_cast<uint64_t>(codes[index - begin] - least);
+      words[index] = static_cast<Word>(code << index_bits | static_cast<uint64_t>(index));
+      place_of[index] = static_cast<int32_t>(index + shift);
     }
   }
-  if (num_pieces > 1) {
-    places.resize(std::max<size_t>(places.size(), size));
-    i = 0;
-    for (int64_t p = 0; p < num_pieces; ++p) {
-      for (int64_t j = 0; j < pieces[p].count; ++j) places[i++] = pieces[p].place + j;
-    }
-  }
-  const Word* sorted = sort_words(words, words + size, size, index_bits, code_bits);
+  const Word* const sorted = sort_words(words, words + size, size, index_bits, code_bits);
   const Word mask = static_cast<Word>((uint64_t{1} << index_bits) - 1);
   int64_t found = 0, last = -1;
   for (int64_t k = 0; k < size; ++k) {
     const int64_t code = static_cast<int64_t>(static_cast<uint64_t>(sorted[k]) >> index_bits);
-    const int64_t index = static_cast<int64_t>(sorted[k] & mask);
-    out.order[k] = static_cast<int32_t>(num_pieces > 1 ? places[index] : pieces[0].place + index);
+    const int32_t place = place_of[sorted[k] & mask];
     // Written always and kept where the code is a new one: skewed batches mispredict branches.
     out.codes[found] = least + code;
     out.starts[found] = static_cast<int32_t>(k);
     found += code != last;
     last = code;
+    out.order[k] = place;
+    out.inverse[place] = static_cast<int32_t>(found - 1);
   }
   return found;
+}
+
+// Half the memory where code and index fit: sorting is bound by it.
+JS_CLONES int64_t group_narrow(const Piece* pieces, int64_t num_pieces, int64_t size, int64_t least,
+                               int code_bits, int index_bits, const Buffers& out) {
+  return group_codes<uint32_t>(pieces, num_pieces, size, least, code_bits, index_bits, out);
+}
+
+JS_CLONES int64_t group_wide(const Piece* pieces, int64_t num_pieces, int64_t size, int64_t least,
+                             int code_bits, int index_bits, const Buffers& out) {
+  return group_codes<uint64_t>(pieces, num_pieces, size, least, code_bits, index_bits, out);
 }
 
 // Groups one table's codes into `out`; false where code and index do not fit a word.
 bool sort_group(const Piece* pieces, int64_t num_pieces, const Sizes& sizes, Group& group,
                 const Buffers& out) {
-  int64_t least = INT64_MAX, most = 0;
+  Range range{INT64_MAX, 0};
   for (int64_t p = 0; p < num_pieces; ++p) {
-    for (int64_t j = 0; j < pieces[p].count; ++j) {
-      least = std::min(least, pieces[p].codes[j]);
-      most = std::max(most, pieces[p].codes[j]);
-    }
+    range = range_of(pieces[p].codes, pieces[p].count, range);
   }
   group.bounds.assign(sizes.num_owners + 1, 0);
   if (group.size == 0) return true;
-  const int code_bits = bit_length(most - least), index_bits = bit_length(group.size - 1);
-  if (least < 0 || code_bits + index_bits > 64) return false;
-  const auto sort = code_bits + index_bits <= 32 ? group_codes<uint32_t> : group_codes<uint64_t>;
+  const int code_bits = bit_length(range.most - range.least);
+  const int index_bits = bit_length(group.size - 1);
+  if (range.least < 0 || code_bits + index_bits > 64) return false;
+  const auto sort = code_bits + index_bits <= 32 ? group_narrow : group_wide;
   const int64_t found =
-      sort(pieces, num_pieces, group.size, least, code_bits, index_bits, out);
+      sort(pieces, num_pieces, group.size, range.least, code_bits, index_bits, out);
   for (int64_t owner = 1; owner <= sizes.num_owners; ++owner) {
     const int64_t end = owner * sizes.rows_per_shard;
     const int64_t* const past =
@@ -97,6 +118,41 @@ bool sort_group(const Piece* pieces, int64_t num_pieces, const Sizes& sizes, Gro
     group.bounds[owner] = owner == sizes.num_owners ? found : past - out.codes;
   }
   return true;
+}
+
+// Where the distinct codes and the ids of a table that one owner has begin on a device.
+struct Run {
+  int64_t codes, ids;
+};
+
+// Moves a group to its final places: one run an owner.
+void place_group(const Piece* pieces, int64_t num_pieces, const Sizes& sizes, const Group& group,
+                 const Run* runs, const Buffers& from, const Buffers& to) {
+  thread_local std::vector<int32_t> shifts;
+  const int64_t found = group.bounds[sizes.num_owners];
+  shifts.resize(std::max<size_t>(shifts.size(), found));
+  for (int64_t owner = 0; owner < sizes.num_owners; ++owner) {
+    const int64_t begin = group.bounds[owner], end = group.bounds[owner + 1];
+    if (begin == end) continue;
+    const int64_t past = end == found ? group.size : from.starts[end];
+    const int64_t first_id = from.starts[begin];
+    std::copy(from.order + first_id, from.order + past, to.order + runs[owner].ids);
+    std::copy(from.codes + begin, from.codes + end, to.codes + runs[owner].codes);
+    const int32_t id_shift = static_cast<int32_t>(runs[owner].ids - first_id);
+    int32_t* const starts = to.starts + runs[owner].codes;
+    for (int64_t u = begin; u < end; ++u) starts[u - begin] = from.starts[u] + id_shift;
+    std::fill(shifts.begin() + begin, shifts.begin() + end,
+              static_cast<int32_t>(runs[owner].codes - begin));
+  }
+  for (int64_t p = 0; p < num_pieces; ++p) {
+    int32_t* const inverse = to.inverse + pieces[p].place;
+    if (sizes.num_owners == 1) {
+      const int32_t shift = static_cast<int32_t>(runs[0].codes);
+      for (int64_t i = 0; i < pieces[p].count; ++i) inverse[i] += shift;
+    } else {
+      for (int64_t i = 0; i < pieces[p].count; ++i) inverse[i] += shifts[inverse[i]];
+    }
+  }
 }
 
 }  // namespace
@@ -107,13 +163,14 @@ bool sort_group(const Piece* pieces, int64_t num_pieces, const Sizes& sizes, Gro
 // pieces [num_devices, num_pieces]: by table, and in the order of the buffer within one; those of
 // table t are table_pieces[t] .. table_pieces[t + 1]. Tables in the order of their rows in the slab.
 // stride: ids of each device that the results have room for.
-// Results, by device: order [stride], codes [stride], starts [stride + 1], bounds [num_owners + 1];
-// as `Distinct` in packing.py.
+// Results, by device: order [stride], codes [stride], starts [stride + 1], inverse [num_places],
+// bounds [num_owners + 1]; as `Grouped` in batch.py.
 // Returns 0, or 1 where code and index do not fit a word.
 extern "C" int64_t jaxsparse_distinct(const void* pieces_, const int64_t* table_pieces,
                                       int64_t num_devices, int64_t num_tables, int64_t num_owners,
-                                      int64_t rows_per_shard, int64_t stride, int32_t* order,
-                                      int64_t* codes, int32_t* starts, int64_t* bounds) {
+                                      int64_t rows_per_shard, int64_t stride, int64_t num_places,
+                                      int32_t* order, int64_t* codes, int32_t* starts,
+                                      int32_t* inverse, int64_t* bounds) {
   using namespace jaxsparse;
   const Piece* const pieces = static_cast<const Piece*>(pieces_);
   const int64_t num_pieces = table_pieces[num_tables];
@@ -127,43 +184,51 @@ extern "C" int64_t jaxsparse_distinct(const void* pieces_, const int64_t* table_
       groups[g].size += pieces[device * num_pieces + p].count;
     }
   }
+  for (int64_t device = 0; device < num_devices; ++device) {
+    const Group& last = groups[(device + 1) * num_tables - 1];
+    if (last.begin + last.size == num_places) continue;
+    std::fill(inverse + device * num_places, inverse + (device + 1) * num_places, -1);
+  }
   const int64_t total = num_devices * stride;
-  const std::unique_ptr<int32_t[]> ids(new int32_t[2 * total]);
-  const std::unique_ptr<int64_t[]> rows(new int64_t[total]);
-  const auto buffers_of = [&](int64_t g) {
+  // Kept from batch to batch: fresh memory costs a page fault every 4 KiB.
+  thread_local std::vector<int32_t> ids;
+  thread_local std::vector<int64_t> rows;
+  ids.resize(std::max<size_t>(ids.size(), 2 * total));
+  rows.resize(std::max<size_t>(rows.size(), total));
+  int32_t* const all_ids = ids.data();  // workers have vectors of their own by these names
+  int64_t* const all_rows = rows.data();
+  const auto unplaced = [&](int64_t g) {
     const int64_t begin = g / num_tables * stride + groups[g].begin;
-    return Buffers{ids.get() + begin, rows.get() + begin, ids.get() + total + begin};
+    return Buffers{all_ids + begin, all_rows + begin, all_ids + total + begin,
+                   inverse + g / num_tables * num_places};
+  };
+  const auto own_pieces = [&](int64_t g) {
+    return pieces + g / num_tables * num_pieces + table_pieces[g % num_tables];
+  };
+  const auto own_count = [&](int64_t g) {
+    return table_pieces[g % num_tables + 1] - table_pieces[g % num_tables];
   };
   std::atomic<bool> fits{true};
   parallel_for(num_groups, 1, [&](int64_t first, int64_t last) {
     for (int64_t g = first; g < last; ++g) {
-      const Piece* own =
-          pieces + g / num_tables * num_pieces + table_pieces[g % num_tables];
-      const int64_t count = table_pieces[g % num_tables + 1] - table_pieces[g % num_tables];
-      if (!sort_group(own, count, sizes, groups[g], buffers_of(g))) fits = false;
+      if (!sort_group(own_pieces(g), own_count(g), sizes, groups[g], unplaced(g))) fits = false;
     }
   });
   if (!fits) return 1;
-  // Final places: by owner, then by table.
-  struct Run {
-    int64_t codes, ids;
-  };
   std::vector<Run> runs(num_groups * num_owners);
   for (int64_t device = 0; device < num_devices; ++device) {
     Run next{0, 0};
     int64_t* const owner_bounds = bounds + device * (num_owners + 1);
     for (int64_t owner = 0; owner < num_owners; ++owner) {
       owner_bounds[owner] = next.codes;
-      for (int64_t table = 0; table < num_tables; ++table) {
-        const int64_t g = device * num_tables + table;
-        const Group& group = groups[g];
-        const int32_t* const from = buffers_of(g).starts;
-        const int64_t begin = group.bounds[owner], end = group.bounds[owner + 1];
+      for (int64_t g = device * num_tables; g < (device + 1) * num_tables; ++g) {
         runs[g * num_owners + owner] = next;
+        const Group& group = groups[g];
+        const int64_t begin = group.bounds[owner], end = group.bounds[owner + 1];
         if (begin == end) continue;
-        const int64_t past = end == group.bounds[num_owners] ? group.size : from[end];
+        const int32_t* const from = unplaced(g).starts;
         next.codes += end - begin;
-        next.ids += past - from[begin];
+        next.ids += (end == group.bounds[num_owners] ? group.size : from[end]) - from[begin];
       }
     }
     owner_bounds[num_owners] = next.codes;
@@ -172,20 +237,10 @@ extern "C" int64_t jaxsparse_distinct(const void* pieces_, const int64_t* table_
   parallel_for(num_groups, 1, [&](int64_t first, int64_t last) {
     for (int64_t g = first; g < last; ++g) {
       const int64_t device = g / num_tables;
-      const Group& group = groups[g];
-      const Buffers from = buffers_of(g);
-      for (int64_t owner = 0; owner < num_owners; ++owner) {
-        const int64_t begin = group.bounds[owner], end = group.bounds[owner + 1];
-        if (begin == end) continue;
-        const Run run = runs[g * num_owners + owner];
-        const int64_t past = end == group.bounds[num_owners] ? group.size : from.starts[end];
-        const int64_t first_id = from.starts[begin];
-        std::copy(from.order + first_id, from.order + past, order + device * stride + run.ids);
-        std::copy(from.codes + begin, from.codes + end, codes + device * stride + run.codes);
-        int32_t* const to = starts + device * (stride + 1) + run.codes;
-        const int32_t shift = static_cast<int32_t>(run.ids - first_id);
-        for (int64_t u = begin; u < end; ++u) to[u - begin] = from.starts[u] + shift;
-      }
+      const Buffers to{order + device * stride, codes + device * stride,
+                       starts + device * (stride + 1), inverse + device * num_places};
+      place_group(own_pieces(g), own_count(g), sizes, groups[g], &runs[g * num_owners],
+                  unplaced(g), to);
     }
   });
   return 0;

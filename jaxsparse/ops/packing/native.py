@@ -7,13 +7,14 @@ ctypes lets other Python threads run meanwhile.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from jaxsparse.ops.native import library
-from jaxsparse.ops.packing.batch import DeviceIds, Grouped, Int32s, RowArrays
+from jaxsparse.ops.packing.batch import DeviceIds, Grouped, Int32s, Int64s, RowArrays
 
 ALIGNMENT = 64
 """Bytes; JAX on CPUs reads numpy memory so aligned where it is, instead of copying it."""
@@ -56,13 +57,14 @@ def group(ids: DeviceIds) -> Grouped | None:
     pieces[:, :, 1] = np.diff(ids.cuts)[order].T
     pieces[:, :, 2] = ids.places[:, :-1][:, order]
     room = int(pieces[:, :, 1].sum(axis=1).max(initial=0))
-    if ids.places.max(initial=0) > MAX_IDS:
+    if ids.num_places > MAX_IDS:
         return None
     shape = ids.num_devices, room
     result = Grouped(
         order=np.empty(shape, np.int32),
         codes=np.empty(shape, np.int64),
         starts=np.empty((ids.num_devices, room + 1), np.int32),
+        inverse=np.empty((ids.num_devices, ids.num_places), np.int32),
         bounds=np.empty((ids.num_devices, ids.num_owners + 1), np.int64),
     )
     failed = call(
@@ -74,9 +76,11 @@ def group(ids: DeviceIds) -> Grouped | None:
         ids.num_owners,
         ids.rows_per_shard,
         room,
+        ids.num_places,
         result.order,
         result.codes,
         result.starts,
+        result.inverse,
         result.bounds,
     )
     return None if failed else result
@@ -138,11 +142,13 @@ def fill_rows(
         capacity,
         ids.rows_per_shard,
         grouped.order.shape[1],
+        grouped.inverse.shape[1],
         num_ids,
         ids.num_bags,
         grouped.order,
         grouped.codes,
         grouped.starts,
+        grouped.inverse,
         grouped.bounds,
         bag_of,
         result.rows,
@@ -150,5 +156,20 @@ def fill_rows(
         result.row_offsets,
         result.row_bags,
         result.row_ids,
+    )
+    return result
+
+
+def fill_lengths(lengths: Sequence[Int64s | int], num_samples: int, padded_samples: int) -> Int32s:
+    """See `jaxsparse.ops.packing.fill_lengths`."""
+    result = aligned_empty((padded_samples, len(lengths)), np.int32)
+    call(
+        "jaxsparse_fill_lengths",
+        np.array([0 if isinstance(part, int) else address(part) for part in lengths], np.int64),
+        np.array([part if isinstance(part, int) else 0 for part in lengths], np.int64),
+        len(lengths),
+        num_samples,
+        padded_samples,
+        result,
     )
     return result

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from jaxsparse.ops.packing.batch import (
@@ -43,12 +45,13 @@ def distinct(codes: Int64s, num_owners: int, rows_per_shard: int) -> Distinct:
 
 def group(ids: DeviceIds) -> Grouped:
     """See `jaxsparse.ops.packing.group`."""
-    room = int(ids.places[:, -1].max(initial=0))
+    room = ids.num_places
     shape = ids.num_devices, room
     result = Grouped(
         order=np.zeros(shape, np.int32),
         codes=np.zeros(shape, np.int64),
         starts=np.zeros((ids.num_devices, room + 1), np.int32),
+        inverse=np.full(shape, -1, np.int32),
         bounds=np.zeros((ids.num_devices, ids.num_owners + 1), np.int64),
     )
     for device in range(ids.num_devices):
@@ -61,6 +64,7 @@ def group(ids: DeviceIds) -> Grouped:
         result.order[device, : found.order.size] = found.order
         result.codes[device, : found.codes.size] = found.codes
         result.starts[device, : found.starts.size] = found.starts
+        result.inverse[device, found.order] = np.repeat(np.arange(found.codes.size), found.counts)
         result.bounds[device] = found.bounds
     return result
 
@@ -127,4 +131,12 @@ def fill_rows(
         result.row_bags[device, : bags.size] = bags
         if result.row_ids is not None:
             result.row_ids[device, : bags.size] = found.order
+    return result
+
+
+def fill_lengths(lengths: Sequence[Int64s | int], num_samples: int, padded_samples: int) -> Int32s:
+    """See `jaxsparse.ops.packing.fill_lengths`."""
+    result = np.zeros((padded_samples, len(lengths)), np.int32)
+    for column, part in enumerate(lengths):
+        result[:num_samples, column] = part
     return result

@@ -16,11 +16,28 @@ constexpr int64_t kFewWords = 128;
 
 inline int bit_length(uint64_t value) { return value == 0 ? 0 : 64 - __builtin_clzll(value); }
 
+// Inlined into callers that are compiled for several instruction sets (JS_CLONES).
+#define JS_INLINE inline __attribute__((always_inline))
+
+// Occurrences of each digit of `width` bits, from bit `low` on. With the number of digits known the
+// compiler unrolls the loop over them.
+template <int passes, typename Word>
+JS_INLINE void count_digits(const Word* words, int64_t n, int low, int width,
+                  uint32_t (*counts)[1 << kMaxDigitBits]) {
+  const Word mask = static_cast<Word>((1 << width) - 1);
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t key = static_cast<uint64_t>(words[i]) >> low;
+    for (int pass = 0; pass < passes; ++pass) {
+      ++counts[pass][static_cast<Word>(key >> (pass * width)) & mask];
+    }
+  }
+}
+
 // Sorts words by the bits from `low` on, of which `bits` vary; the lower ones must be ascending
 // already, so that the result is that of a full sort. Digit by digit from the lowest (LSD radix).
 // Returns where the sorted words are: `words` or `spare`.
 template <typename Word>
-Word* sort_words(Word* words, Word* spare, int64_t n, int low, int bits) {
+JS_INLINE Word* sort_words(Word* words, Word* spare, int64_t n, int low, int bits) {
   if (n <= kFewWords) {
     std::sort(words, words + n);
     return words;
@@ -34,9 +51,13 @@ Word* sort_words(Word* words, Word* spare, int64_t n, int low, int bits) {
   for (int pass = 0; pass < passes; ++pass) {
     std::memset(counts[pass], 0, sizeof(uint32_t) * buckets);
   }
-  for (int64_t i = 0; i < n; ++i) {
-    Word key = words[i] >> low;
-    for (int pass = 0; pass < passes; ++pass, key >>= width) ++counts[pass][key & mask];
+  switch (passes) {
+    case 1: count_digits<1>(words, n, low, width, counts); break;
+    case 2: count_digits<2>(words, n, low, width, counts); break;
+    case 3: count_digits<3>(words, n, low, width, counts); break;
+    case 4: count_digits<4>(words, n, low, width, counts); break;
+    case 5: count_digits<5>(words, n, low, width, counts); break;
+    default: count_digits<6>(words, n, low, width, counts);
   }
   for (int pass = 0; pass < passes; ++pass) {
     uint32_t* const places = counts[pass];
@@ -48,7 +69,10 @@ Word* sort_words(Word* words, Word* spare, int64_t n, int low, int bits) {
       places[bucket] = sum;
       sum += count;
     }
-    for (int64_t i = 0; i < n; ++i) spare[places[(words[i] >> shift) & mask]++] = words[i];
+    for (int64_t i = 0; i < n; ++i) {
+      const Word word = words[i];
+      spare[places[(word >> shift) & mask]++] = word;
+    }
     std::swap(words, spare);
   }
   return words;
