@@ -9,12 +9,14 @@ gathered so that every device makes the same update.
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxsparse.ops.platforms import run_on_platform
 from jaxsparse.ops.row_update import XLA_ROWS, RowAccess
 from jaxsparse.ops.segment_sum import segment_sum
 
@@ -104,14 +106,43 @@ def merge_rows(rows: jax.Array, grads: jax.Array, num_rows: int) -> tuple[jax.Ar
     Returns:
         Distinct rows ``[K]`` ascending, padded with ``num_rows``, and summed gradients ``[K, D]``.
     """
+    kernels = {"xla": _merge_by_scatter, "native": _merge_by_kernel}
+    merged: tuple[jax.Array, jax.Array] = run_on_platform(
+        "merge_rows", None, {n: partial(k, num_rows) for n, k in kernels.items()}, rows, grads
+    )
+    return merged
+
+
+def _segments(
+    num_rows: int, rows: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Distinct rows, and the order that sorts ``rows``, with row, segment and head of each."""
     size = rows.shape[0]
     ordered, order = lax.sort((rows, lax.iota(jnp.int32, size)), num_keys=1, is_stable=True)
     is_head = jnp.concatenate([jnp.ones(min(size, 1), bool), ordered[1:] != ordered[:-1]])
     segment = jnp.cumsum(is_head.astype(jnp.int32)) - 1
     distinct = jnp.full(size, num_rows, jnp.int32).at[segment].set(ordered)
+    return distinct, order, ordered, segment, is_head
+
+
+def _merge_by_scatter(
+    num_rows: int, rows: jax.Array, grads: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    size = rows.shape[0]
+    distinct, order, ordered, segment_of_ordered, _ = _segments(num_rows, rows)
+    segment_of_ordered = jnp.where(ordered == num_rows, size, segment_of_ordered)
+    segment = jnp.zeros(size, jnp.int32).at[order].set(segment_of_ordered, unique_indices=True)
+    return distinct, jnp.zeros_like(grads).at[segment].add(grads, mode="drop")
+
+
+def _merge_by_kernel(
+    num_rows: int, rows: jax.Array, grads: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    size = rows.shape[0]
+    distinct, order, _, segment, is_head = _segments(num_rows, rows)
     num_real = jnp.sum(rows < num_rows, dtype=jnp.int32)
     # Segments begin at their heads; that of the padding, and those never used, at the end.
     heads = jnp.where(is_head, segment, size + 1)
     starts = jnp.minimum(lax.iota(jnp.int32, size), num_real)
-    offsets = jnp.full(size + 1, num_real).at[heads].set(starts, mode="drop", unique_indices=True)
-    return distinct, segment_sum(grads, offsets, order)
+    offsets = jnp.full(size + 1, num_real).at[heads].set(starts, mode="drop")
+    return distinct, segment_sum(grads, offsets, order, implementation="native")

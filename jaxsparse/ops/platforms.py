@@ -38,6 +38,10 @@ def run_on_platform(
         best = {PLATFORMS[name]: run for name, run in kernels.items() if name in PLATFORMS}
         if "cpu" in best and not library.is_available():
             del best["cpu"]
+        if jax.default_backend() != "gpu":
+            # Tracing a Pallas kernel takes longer than all else here. Who compiles for GPUs that
+            # are not there asks for "triton".
+            best.pop(PLATFORMS["triton"], None)
         branches = {platform: _varying(run) for platform, run in best.items()}
         return jax.lax.platform_dependent(*args, default=_varying(kernels["xla"]), **branches)
     if implementation not in kernels:

@@ -170,3 +170,16 @@ def test_the_kernel_is_what_runs():
 
 def test_timed_cases_are_large():
     assert all(case.num_rows >= 10**6 for case in TIMED.values())
+
+
+def test_a_table_that_moves_to_huge_pages_keeps_its_rows():
+    size = 3 << 20  # rows of 16 bytes: 48 MiB, above the least that is moved
+    slab = jnp.arange(4 * size, dtype=jnp.float32).reshape(size, 4)
+    rows = jnp.array([0, size // 2, size - 1, size], jnp.int32)
+    run = jax.jit(partial(row_update, RULES["sgd"], implementation="native"), donate_argnums=0)
+    for _ in range(2):
+        slab, _ = run(slab, {}, rows, jnp.ones((4, 4)), jnp.ones((4,)), 0)
+    want = np.arange(4 * size, dtype=np.float32).reshape(size, 4)
+    for _ in range(2):
+        want[[0, size // 2, size - 1]] -= 1
+    np.testing.assert_array_equal(slab, want)

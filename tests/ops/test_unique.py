@@ -37,7 +37,9 @@ def test_the_best_implementation_is_chosen():
 
 
 def test_an_unknown_implementation_is_refused():
-    with pytest.raises(ValueError, match="implementation must be xla, native or None, got 'cuda'"):
+    with pytest.raises(
+        ValueError, match="implementation must be xla, native, triton or None, got 'cuda'"
+    ):
         unique(np.zeros(4, np.int32), 5, "cuda")
 
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxsparse.ops.dot_interaction.cpu import dot_interaction_grads_native, dot_interaction_native
+from jaxsparse.ops.dot_interaction.gpu import dot_interaction_grads_triton, dot_interaction_triton
 from jaxsparse.ops.dot_interaction.xla import dot_interaction_grads_xla, dot_interaction_xla
 from jaxsparse.ops.platforms import Implementation, run_on_platform
 
@@ -20,10 +21,12 @@ Vectors = tuple[jax.Array, ...]
 _DOTS: dict[str, Implementation] = {
     "xla": dot_interaction_xla,
     "native": dot_interaction_native,
+    "triton": dot_interaction_triton,
 }
 _GRADS: dict[str, Implementation] = {
     "xla": dot_interaction_grads_xla,
     "native": dot_interaction_grads_native,
+    "triton": dot_interaction_grads_triton,
 }
 
 
@@ -37,7 +40,7 @@ def dot_interaction(
 
     Args:
         vectors: F arrays ``[b, D]`` float32. Other floating dtypes run on XLA.
-        implementation: ``xla`` or ``native``; None for the best.
+        implementation: ``xla``, ``native`` or ``triton``; None for the best.
 
     Returns:
         ``[b, F * (F - 1) / 2]``, the strict lower triangle row by row: the pairs (1, 0), (2, 0),

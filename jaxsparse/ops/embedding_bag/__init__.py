@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxsparse.ops.embedding_bag.cpu import embedding_bag_native
+from jaxsparse.ops.embedding_bag.gpu import embedding_bag_triton
 from jaxsparse.ops.embedding_bag.xla import embedding_bag_xla
-from jaxsparse.ops.platforms import run_on_platform
+from jaxsparse.ops.native.derivatives import derived_from
+from jaxsparse.ops.platforms import Implementation, run_on_platform
 
 __all__ = ["embedding_bag"]
 
@@ -40,7 +42,7 @@ def embedding_bag(
         weights: ``[M]`` float32 by id; None means 1.
         scale: ``[O]`` float32 by bag; None means 1.
         parts: number of bags of each result, O in all; None for one result.
-        implementation: ``xla`` or ``native``; None for the best.
+        implementation: ``xla``, ``native`` or ``triton``; None for the best.
 
     Returns:
         By part ``[parts_f, D]`` float32; the native kernel writes each where it stays.
@@ -58,9 +60,11 @@ def embedding_bag(
     parts = (num_bags,) if parts is None else parts
     if sum(parts) != num_bags:
         raise ValueError(f"embedding_bag: parts {parts} add up to {sum(parts)}, not {num_bags}")
-    kernels = {
-        "xla": partial(embedding_bag_xla, parts),
-        "native": partial(embedding_bag_native, parts),
+    xla, native = partial(embedding_bag_xla, parts), partial(embedding_bag_native, parts)
+    kernels: dict[str, Implementation] = {
+        "xla": xla,
+        "native": derived_from(xla, native),
+        "triton": derived_from(xla, partial(embedding_bag_triton, parts)),
     }
     args = jax.tree.map(jnp.asarray, (table, rows, slots, offsets, weights, scale))
     pooled: tuple[jax.Array, ...] = run_on_platform("embedding_bag", implementation, kernels, *args)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // `embedding_bag` on CPUs: rows go from the table to the bag, and no array of all rows is made.
 
+#include "huge_pages.h"
 #include "native.h"
 #include "segment_sum/grouped_sum.h"
 
@@ -71,6 +72,7 @@ ffi::Error embedding_bag(ffi::AnyBuffer table, ffi::Buffer<ffi::S32> rows,
                          ffi::Buffer<ffi::F32> weights, ffi::Buffer<ffi::F32> scale,
                          ffi::RemainingRets results, int64_t present) {
   const int64_t num_rows = table.dimensions()[0], dim = table.dimensions()[1];
+  use_huge_pages(table.untyped_data(), table.size_bytes());
   std::vector<float*> arrays;
   std::vector<int64_t> sizes;
   for (size_t part = 0; part < results.size(); ++part) {

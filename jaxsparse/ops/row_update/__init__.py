@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from jaxsparse.ops.platforms import Implementation, run_on_platform
 from jaxsparse.ops.row_update.cpu import count_not_finite_native, is_fused, row_update_native
+from jaxsparse.ops.row_update.gpu import count_not_finite_triton, row_update_triton
 from jaxsparse.ops.row_update.tables import RowTables
 from jaxsparse.ops.row_update.xla import NATIVE_ROWS, XLA_ROWS, MovedRows, RowAccess
 
@@ -59,7 +60,7 @@ def row_update(
         enabled: False changes no bit.
         noise_rows: ``[K]`` uint32; None takes ``rows``, or what ``rates`` says of its tables.
         seed: of the rounding, in [0, 2^32).
-        implementation: ``xla`` or ``native``; None for the best.
+        implementation: ``xla``, ``native`` or ``triton``; None for the best.
 
     Returns:
         The new slab and slots.
@@ -79,6 +80,9 @@ def row_update(
         "native": partial(row_update_native, rule, seed)
         if is_fused(rule)
         else partial(_update_by_rows, NATIVE_ROWS, rule, seed),
+        "triton": partial(row_update_triton, rule, seed)
+        if is_fused(rule)
+        else partial(_update_by_rows, XLA_ROWS, rule, seed),
     }
     args = (slab, slots, rows, grads, _tables(rates, rows, noise_rows), jnp.int32(step))
     new: tuple[jax.Array, Slots] = run_on_platform(
@@ -112,7 +116,7 @@ def count_not_finite(
         step: global step.
         noise_rows: ``[K]``, or None.
         seed: of the rounding.
-        implementation: ``xla`` or ``native``; None for the best.
+        implementation: ``xla``, ``native`` or ``triton``; None for the best.
 
     Raises:
         ValueError: there is no such implementation.
@@ -123,6 +127,9 @@ def count_not_finite(
         "native": partial(count_not_finite_native, rule, seed)
         if is_fused(rule)
         else partial(_count_by_rows, NATIVE_ROWS, rule, seed),
+        "triton": partial(count_not_finite_triton, rule, seed)
+        if is_fused(rule)
+        else partial(_count_by_rows, XLA_ROWS, rule, seed),
     }
     args = (slab, slots, rows, grads, _tables(rates, rows, noise_rows), jnp.int32(step))
     count: jax.Array = run_on_platform("count_not_finite", implementation, kernels, *args)

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <vector>
 
+#include "huge_pages.h"
 #include "native.h"
 #include "quantize/stochastic.h"
 #include "row_update/rules.h"
@@ -297,7 +298,9 @@ ffi::Error move(const Inputs& in, ffi::RemainingArgs tables, int64_t kind,
   if (tables.size() != num_arrays(rule)) return ffi::Error::InvalidArgument("row_update: slots");
   std::vector<void*> arrays;
   for (size_t index = 0; index < tables.size(); ++index) {
-    arrays.push_back(tables.get<ffi::AnyBuffer>(index)->untyped_data());
+    ffi::AnyBuffer table = *tables.get<ffi::AnyBuffer>(index);
+    use_huge_pages(table.untyped_data(), table.size_bytes());
+    arrays.push_back(table.untyped_data());
   }
   const ffi::AnyBuffer slab = *tables.get<ffi::AnyBuffer>(0);
   const int64_t num_rows = slab.dimensions()[0];

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of a slab or slot read and written as bytes, for rules that no kernel knows.
 
+#include "huge_pages.h"
 #include "native.h"
 
 namespace jaxsparse {
@@ -58,6 +59,7 @@ ffi::Error write_rows(ffi::AnyBuffer table, ffi::Buffer<ffi::S32> rows, ffi::Any
   }
   if (!*enabled.typed_data()) return ffi::Error::Success();
   const int64_t bytes = bytes_per_row(table);
+  use_huge_pages(table.untyped_data(), table.size_bytes());
   auto* to = static_cast<char*>(table.untyped_data());
   const auto* from = static_cast<const char*>(values.untyped_data());
   for_rows(

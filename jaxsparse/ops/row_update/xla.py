@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxsparse.ops.native.derivatives import derived_from
 from jaxsparse.ops.quantize import stochastic_round_bf16
 from jaxsparse.ops.row_update.cpu import read_rows_native, write_rows_native
 
@@ -96,4 +97,4 @@ def _write(array: jax.Array, rows: jax.Array, values: jax.Array, enabled: jax.Ar
 
 
 XLA_ROWS = RowAccess(_read, _write, "xla")
-NATIVE_ROWS = RowAccess(read_rows_native, write_rows_native, "native")
+NATIVE_ROWS = RowAccess(derived_from(_read, read_rows_native), write_rows_native, "native")

@@ -6,8 +6,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jaxsparse.ops.native.derivatives import derived_from
 from jaxsparse.ops.platforms import run_on_platform
 from jaxsparse.ops.segment_sum.cpu import bag_gradients_native, segment_sum_native
+from jaxsparse.ops.segment_sum.gpu import bag_gradients_triton, segment_sum_triton
 from jaxsparse.ops.segment_sum.grouped import bag_gradients_xla, segment_sum_xla
 from jaxsparse.ops.segment_sum.levels import FAN_IN, level_sizes, plan_levels
 from jaxsparse.ops.segment_sum.xla import sum_levels
@@ -30,7 +32,7 @@ def segment_sum(
             group k.
         order: ``[M]`` int32 row of each entry, grouped; one out of range adds nothing. None where
             entry j is row j.
-        implementation: ``xla`` or ``native``; None for the best.
+        implementation: ``xla``, ``native`` or ``triton``; None for the best.
 
     Returns:
         ``[K, D]`` float32.
@@ -43,7 +45,11 @@ def segment_sum(
     >>> segment_sum(values, jnp.array([0, 2, 3]), jnp.array([2, 0, 1])).tolist()
     [[5.0], [2.0]]
     """
-    kernels = {"xla": segment_sum_xla, "native": segment_sum_native}
+    kernels = {
+        "xla": segment_sum_xla,
+        "native": derived_from(segment_sum_xla, segment_sum_native),
+        "triton": derived_from(segment_sum_xla, segment_sum_triton),
+    }
     args = jax.tree.map(jnp.asarray, (values, offsets, order))
     sums: jax.Array = run_on_platform("segment_sum", implementation, kernels, *args)
     return sums
@@ -71,7 +77,7 @@ def bag_gradients(
         ids: ``[M]`` int32 id of each entry, where there are weights.
         weights: float32 by id; None means 1.
         scale: ``[O]`` float32 by bag; None means 1.
-        implementation: ``xla`` or ``native``; None for the best.
+        implementation: ``xla``, ``native`` or ``triton``; None for the best.
 
     Returns:
         ``[K, D]`` float32.
@@ -86,7 +92,11 @@ def bag_gradients(
     """
     if weights is not None and ids is None:
         raise ValueError("bag_gradients: weights are by id, so they need ids")
-    kernels = {"xla": bag_gradients_xla, "native": bag_gradients_native}
+    kernels = {
+        "xla": bag_gradients_xla,
+        "native": derived_from(bag_gradients_xla, bag_gradients_native),
+        "triton": derived_from(bag_gradients_xla, bag_gradients_triton),
+    }
     args = jax.tree.map(jnp.asarray, (grads, offsets, bags, ids, weights, scale))
     sums: jax.Array = run_on_platform("bag_gradients", implementation, kernels, *args)
     return sums

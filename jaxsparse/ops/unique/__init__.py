@@ -9,11 +9,12 @@ import jax
 
 from jaxsparse.ops.native import library
 from jaxsparse.ops.unique.cpu import unique_cpu
+from jaxsparse.ops.unique.gpu import unique_triton
 from jaxsparse.ops.unique.xla import unique_xla
 
 __all__ = ["unique"]
 
-Implementation = Literal["xla", "native"]
+Implementation = Literal["xla", "native", "triton"]
 
 
 def unique(
@@ -24,7 +25,7 @@ def unique(
     Args:
         rows: ``[N]`` int32; what is outside [0, R) belongs to no group.
         num_rows: R.
-        implementation: ``xla``, ``native``, or None for the best on the default backend.
+        implementation: ``xla``, ``native``, ``triton``; None for the best on the default backend.
 
     Returns:
         Distinct rows ``[N]`` int32, ascending, padded with R; ``order [N]`` int32, places in
@@ -38,8 +39,14 @@ def unique(
     if implementation is None:
         is_native = jax.default_backend() == "cpu" and library.is_available()
         implementation = "native" if is_native else "xla"
+        if jax.default_backend() == "gpu":
+            implementation = "triton"
     if implementation == "native":
         return unique_cpu(rows, num_rows)
     if implementation == "xla":
         return unique_xla(rows, num_rows)
-    raise ValueError(f"unique: implementation must be xla, native or None, got {implementation!r}")
+    if implementation == "triton":
+        return unique_triton(rows, num_rows)
+    raise ValueError(
+        f"unique: implementation must be xla, native, triton or None, got {implementation!r}"
+    )
