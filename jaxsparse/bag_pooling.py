@@ -54,10 +54,11 @@ def pool_bags(
         parts=tuple(samples * bag_width(specs[name]) for name in names),
         implementation=path,
     )
-    return {
-        name: part.reshape(samples, -1, table.shape[1]) if specs[name].combiner is None else part
-        for name, part in zip(names, pooled, strict=True)
-    }
+    acts: Activations = dict(zip(names, pooled, strict=True))
+    for name in names:
+        if specs[name].combiner is None:
+            acts[name] = acts[name].reshape(samples, bag_width(specs[name]), table.shape[1])
+    return acts
 
 
 def bag_row_gradients(
