@@ -111,11 +111,11 @@ class Addressing:
                 f"({bad.size} of {ids.size} ids are)"
             )
         if self.num_columns == 1:
-            return _permutation(self.column_size).take(ids).astype(np.int64)
+            return permutation(self.column_size).take(ids).astype(np.int64)
         column = ids // self.column_size
         rank = ids - column * self.column_size
         place = _rotation(column, self.num_columns, self.column_size)
-        place += _permutation(self.column_size).take(rank)
+        place += permutation(self.column_size).take(rank)
         # Modulo S without a division: below S the subtraction wraps to a huge number.
         place = np.minimum(place, place - np.uint32(self.column_size))
         positions: IntArray = place.astype(np.int64) * self.num_columns + column
@@ -161,7 +161,7 @@ def _id_order(size: int) -> npt.NDArray[np.uint16]:
 
 
 @functools.lru_cache(maxsize=MAX_CACHED)
-def _permutation(size: int) -> npt.NDArray[np.uint16]:
+def permutation(size: int) -> npt.NDArray[np.uint16]:
     """``permutation[r]`` is the place v of r, the inverse of `_id_order`."""
     forward = np.empty(size, np.uint16)
     forward[_id_order(size)] = np.arange(size, dtype=np.uint16)

@@ -11,11 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import Any
 
 import jax
-import numpy as np
-import numpy.typing as npt
 
 
 @partial(
@@ -55,14 +52,3 @@ class BagPlan:
     row_ids: jax.Array | None
     """``[N * M]`` int32: place in the buffer of those ids, M behind the last; None where ids have
     no weights."""
-
-
-def offsets_of(counts: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-    """``[n + 1]``: where each of n groups begins, and the last ends.
-
-    >>> offsets_of(np.array([2, 0, 3]))
-    array([0, 2, 2, 5], dtype=int32)
-    """
-    offsets = np.zeros(counts.size + 1, np.int32)
-    np.cumsum(counts, out=offsets[1:])
-    return offsets

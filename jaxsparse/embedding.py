@@ -21,7 +21,7 @@ from jaxsparse.hashing import Hashed, Identity
 from jaxsparse.ladder import Ladder, SlabNeed, SlabShape, bucket, smallest_shape
 from jaxsparse.layout import Layout
 from jaxsparse.local import LocalEmbedding, Residuals
-from jaxsparse.ops.paths import Path
+from jaxsparse.ops.paths import Path, path_of
 from jaxsparse.optimizers import rate_of
 from jaxsparse.packed import PackedIds
 from jaxsparse.packing import bag_width
@@ -31,6 +31,7 @@ from jaxsparse.pooling import Activations
 from jaxsparse.prepared import PreparedIds, key_rules, prepare_ids
 from jaxsparse.processes import is_shared, local_block, local_devices, put_blocks
 from jaxsparse.row_grads import RowGrads
+from jaxsparse.slab_encoder import SlabEncoder
 from jaxsparse.specs import Exchange, FeatureSpec, TableSpec, is_positive_int
 from jaxsparse.state import EmbeddingState, state_spec
 
@@ -100,7 +101,7 @@ class EmbeddingCollection:
         # Float learning rates live in the state; schedules are part of the program.
         rates = (rate_of(table.optimizer) for table in self.tables.values())
         schedules = tuple(rate if callable(rate) else None for rate in rates)
-        return self.features, schedules, self.mesh, self.exchange, self.device_bytes
+        return self.features, schedules, self.mesh, self.exchange, self.device_bytes, self.path
 
     @functools.cached_property
     def _hash(self) -> int:
@@ -132,6 +133,15 @@ class EmbeddingCollection:
     @functools.cached_property
     def _key_rules(self) -> tuple[Hashed | None, ...]:
         return key_rules(self.features)
+
+    @functools.cached_property
+    def _encoders(self) -> tuple[SlabEncoder, ...]:
+        encoders = []
+        for slab in self.layout.slabs:
+            tables = {block.spec.name for block in slab.tables}
+            specs = tuple(spec for spec in self.features if spec.table.name in tables)
+            encoders.append(SlabEncoder(slab, specs, self.num_shards))
+        return tuple(encoders)
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -167,10 +177,11 @@ class EmbeddingCollection:
         """Names the layout: states of one fingerprint fit each other's collections."""
         return checks.layout_fingerprint(self.layout)
 
-    @property
+    @functools.cached_property
     def path(self) -> Path:
         """Which implementations of the operations this mesh gets."""
-        return "xla"
+        found = path_of(self.mesh.devices.flat[0].platform)
+        return found if found == "native" else "xla"
 
     @property
     def local(self) -> LocalEmbedding:
@@ -236,13 +247,8 @@ class EmbeddingCollection:
             ValueError, TypeError: as `pack`, the rung aside.
         """
         devices = local_devices(self.mesh)
-        return prepare_ids(
-            self.features,
-            self.layout.slabs,
-            self.num_shards,
-            devices.stop - devices.start,
-            features,
-        )
+        num_devices = devices.stop - devices.start
+        return prepare_ids(self.feature_specs, self._encoders, num_devices, features)
 
     def ship(
         self,

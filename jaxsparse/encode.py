@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,9 @@ import numpy.typing as npt
 from jaxsparse.fingerprint import as_array
 from jaxsparse.hashing import Identity
 from jaxsparse.layout import TableBlock
-from jaxsparse.ragged import Ragged
+from jaxsparse.ops.packing import NOTHING
+from jaxsparse.ragged import Ragged, row_splits_from_lengths
 from jaxsparse.specs import FeatureSpec
-
-NOTHING = -1
-"""Code of an id that looks nothing up."""
 
 Int64s = npt.NDArray[np.int64]
 
@@ -35,18 +34,23 @@ class RaggedIds:
 
     codes: Int64s
     """``[n]``, sample by sample."""
-    sample: Int64s
-    """``[n]``, ascending."""
-    position: Int64s
-    """``[n]``: place in its bag."""
+    splits: Int64s
+    """``[B + 1]``: where each sample's ids begin, and n."""
     lengths: Int64s
     """``[B]``: ids per bag; for an unpooled feature the position after the last id."""
     weights: npt.NDArray[np.float32] | None
     """``[n]``."""
-    value_index: Int64s
-    """``[n]``: index of each id among the user's values."""
+    given_position: Int64s | None
+    """``[n]``: place of each id in its bag; None is 0, 1, ... in every one."""
+    given_index: Int64s | None
+    """``[n]``: index of each id among the user's values; None where all of them are ids."""
     num_values: int
     ignored: int
+
+    @functools.cached_property
+    def value_index(self) -> Int64s:
+        """``[n]``: index of each id among the user's values."""
+        return np.arange(self.num_values) if self.given_index is None else self.given_index
 
 
 def num_bags(feature: str, value: Any) -> int:
@@ -68,6 +72,14 @@ def _keys_of(feature: str, value: Any) -> npt.NDArray[Any]:
         return as_array(value)
     except ValueError as error:
         raise ValueError(f"feature {feature!r}: {error}") from error
+
+
+def keys_may_be_nothing(spec: FeatureSpec) -> bool:
+    """Whether some keys look nothing up, so that bags differ in length."""
+    if spec.padding_id is not None:
+        return True
+    keys = spec.table.keys
+    return isinstance(keys, Identity) and keys.out_of_range == "ignore"
 
 
 def encode(
@@ -94,9 +106,6 @@ def encode(
         shard, local_row = block.locate(np.maximum(ids, 0), num_shards)
         return np.where(ids < 0, NOTHING, shard * rows_per_shard + local_row)
 
-    keys_may_be_nothing = spec.padding_id is not None or (
-        isinstance(spec.table.keys, Identity) and spec.table.keys.out_of_range == "ignore"
-    )
     if isinstance(value, Ragged):
         weights = _checked_weights(spec.name, value)
         return _encode_ragged(spec, codes_of, value.values, value.lengths, weights)
@@ -104,7 +113,7 @@ def encode(
     if array.ndim == 1:
         array = array[:, None]
     num_samples, width = array.shape
-    if keys_may_be_nothing or width == 0:
+    if keys_may_be_nothing(spec) or width == 0:
         lengths = np.full(num_samples, width, np.int64)
         return _encode_ragged(spec, codes_of, array.reshape(-1), lengths, None)
     if spec.max_length is not None and width > spec.max_length:
@@ -155,11 +164,11 @@ def _encode_ragged(  # type: ignore[no-untyped-def]
             lengths[sample] = position + 1
     return RaggedIds(
         codes=codes,
-        sample=sample,
-        position=position,
+        splits=row_splits_from_lengths(np.bincount(sample, minlength=bag_lengths.size)),
         lengths=lengths,
         weights=None if weights is None else weights[index],
-        value_index=index,
+        given_position=position,
+        given_index=index,
         num_values=values.size,
         ignored=ignored,
     )

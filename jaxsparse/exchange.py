@@ -9,11 +9,16 @@ gathered so that every device makes the same update.
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from jaxsparse.ops.platforms import run_on_platform
+from jaxsparse.ops.row_update import XLA_ROWS, RowAccess
+from jaxsparse.ops.segment_sum import segment_sum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,29 +32,45 @@ class Route:
     num_rows: int
     """R: rows of the slab on each device; also the address that means "no row"."""
     wire_dtype: Any = None
+    access: RowAccess = XLA_ROWS
+    """How rows are read."""
 
-    def fetch(self, slab: jax.Array, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Reads the rows this device asks of each owner.
+    @property
+    def is_local(self) -> bool:
+        """Whether every row is read where it is."""
+        return self.replicated or self.num_devices == 1
+
+    def ask(self, rows: jax.Array) -> jax.Array:
+        """Tells each owner which rows this device wants.
 
         Args:
-            slab: ``[R, D]``, this device's part.
             rows: ``[S * C]`` int32 local rows, grouped by owner, padded with R.
 
         Returns:
-            The rows asked of this device ``[S * C]``, and the vectors it asked for
-            ``[S * C, D]`` float32 (zeros for padding).
+            ``[S * C]`` the rows asked of this device.
         """
-        asked = rows if self._local else self._all_to_all(rows)
-        vectors = slab.at[asked].get(mode="fill", fill_value=0)
-        if self._local:
-            return asked, vectors.astype(jnp.float32)
-        return asked, self._all_to_all(self._to_wire(vectors)).astype(jnp.float32)
+        return rows if self.is_local else self._all_to_all(rows)
+
+    def answer(self, slab: jax.Array, asked: jax.Array) -> jax.Array:
+        """Reads the rows asked of this device and brings each device those it wants.
+
+        Args:
+            slab: ``[R, D]``, this device's part.
+            asked: from `ask`.
+
+        Returns:
+            The vectors this device asked for, ``[S * C, D]`` float32 (zeros for padding).
+        """
+        vectors = self.access.read(slab, asked)
+        if not self.is_local:
+            vectors = self._all_to_all(self._to_wire(vectors))
+        return vectors.astype(jnp.float32)
 
     def give_back(self, asked: jax.Array, grads: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Brings row gradients to the owners and sums them by row.
 
         Args:
-            asked: ``[S * C]``, from `fetch`.
+            asked: ``[S * C]``, from `ask`.
             grads: ``[S * C, D]`` float32, gradients of the rows this device asked for.
 
         Returns:
@@ -63,10 +84,6 @@ class Route:
         else:
             grads = self._all_to_all(self._to_wire(grads))
         return merge_rows(asked, grads.astype(jnp.float32), self.num_rows)
-
-    @property
-    def _local(self) -> bool:
-        return self.replicated or self.num_devices == 1
 
     def _all_to_all(self, x: jax.Array) -> jax.Array:
         result: jax.Array = lax.all_to_all(x, self.axes, split_axis=0, concat_axis=0, tiled=True)
@@ -89,11 +106,43 @@ def merge_rows(rows: jax.Array, grads: jax.Array, num_rows: int) -> tuple[jax.Ar
     Returns:
         Distinct rows ``[K]`` ascending, padded with ``num_rows``, and summed gradients ``[K, D]``.
     """
+    kernels = {"xla": _merge_by_scatter, "native": _merge_by_kernel}
+    merged: tuple[jax.Array, jax.Array] = run_on_platform(
+        "merge_rows", None, {n: partial(k, num_rows) for n, k in kernels.items()}, rows, grads
+    )
+    return merged
+
+
+def _segments(
+    num_rows: int, rows: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Distinct rows, and the order that sorts ``rows``, with row, segment and head of each."""
     size = rows.shape[0]
     ordered, order = lax.sort((rows, lax.iota(jnp.int32, size)), num_keys=1, is_stable=True)
     is_head = jnp.concatenate([jnp.ones(min(size, 1), bool), ordered[1:] != ordered[:-1]])
-    segment_of_ordered = jnp.cumsum(is_head.astype(jnp.int32)) - 1
-    distinct = jnp.full(size, num_rows, jnp.int32).at[segment_of_ordered].set(ordered)
+    segment = jnp.cumsum(is_head.astype(jnp.int32)) - 1
+    distinct = jnp.full(size, num_rows, jnp.int32).at[segment].set(ordered)
+    return distinct, order, ordered, segment, is_head
+
+
+def _merge_by_scatter(
+    num_rows: int, rows: jax.Array, grads: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    size = rows.shape[0]
+    distinct, order, ordered, segment_of_ordered, _ = _segments(num_rows, rows)
     segment_of_ordered = jnp.where(ordered == num_rows, size, segment_of_ordered)
     segment = jnp.zeros(size, jnp.int32).at[order].set(segment_of_ordered, unique_indices=True)
     return distinct, jnp.zeros_like(grads).at[segment].add(grads, mode="drop")
+
+
+def _merge_by_kernel(
+    num_rows: int, rows: jax.Array, grads: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    size = rows.shape[0]
+    distinct, order, _, segment, is_head = _segments(num_rows, rows)
+    num_real = jnp.sum(rows < num_rows, dtype=jnp.int32)
+    # Segments begin at their heads; that of the padding, and those never used, at the end.
+    heads = jnp.where(is_head, segment, size + 1)
+    starts = jnp.minimum(lax.iota(jnp.int32, size), num_real)
+    offsets = jnp.full(size + 1, num_real).at[heads].set(starts, mode="drop")
+    return distinct, segment_sum(grads, offsets, order, implementation="native")

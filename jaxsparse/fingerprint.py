@@ -197,23 +197,23 @@ class ExactIndex:
     def __init__(self, fingerprints: Uint64s) -> None:
         """Inserts distinct ``fingerprints`` ``[E]``; their positions are 0..E - 1."""
         bits = max(1, (2 * len(fingerprints) - 1).bit_length())
-        self._shift = np.uint64(64 - bits)
-        self._last_slot = np.int64(2**bits - 1)
-        self._position = np.full(2**bits, -1, np.int64)
-        self._fingerprint = np.zeros(2**bits, np.uint64)
+        self.shift = np.uint64(64 - bits)
+        self.last_slot = np.int64(2**bits - 1)
+        self.position = np.full(2**bits, -1, np.int64)
+        self.fingerprint = np.zeros(2**bits, np.uint64)
         pending = np.arange(len(fingerprints))
         slots = self._home(fingerprints)
         while len(pending):
-            free = self._position[slots] < 0
+            free = self.position[slots] < 0
             # Of several keys at one free slot the last writer stays, the others move on.
-            self._position[slots[free]] = pending[free]
-            lost = self._position[slots] != pending
-            pending, slots = pending[lost], (slots[lost] + 1) & self._last_slot
-        used = self._position >= 0
-        self._fingerprint[used] = fingerprints[self._position[used]]
+            self.position[slots[free]] = pending[free]
+            lost = self.position[slots] != pending
+            pending, slots = pending[lost], (slots[lost] + 1) & self.last_slot
+        used = self.position >= 0
+        self.fingerprint[used] = fingerprints[self.position[used]]
 
     def _home(self, fingerprints: Uint64s) -> Int64s:
-        return (fingerprints >> self._shift).astype(np.int64)
+        return (fingerprints >> self.shift).astype(np.int64)
 
     def find(self, fingerprints: Uint64s) -> Int64s:
         """Positions ``[N]`` of fingerprints ``[N]``, -1 where there is none."""
@@ -221,9 +221,9 @@ class ExactIndex:
         pending = np.arange(len(fingerprints))
         slots = self._home(fingerprints)
         while len(pending):
-            position = self._position[slots]
-            match = self._fingerprint[slots] == fingerprints[pending]
+            position = self.position[slots]
+            match = self.fingerprint[slots] == fingerprints[pending]
             found[pending[match]] = position[match]
             go_on = (position >= 0) & ~match
-            pending, slots = pending[go_on], (slots[go_on] + 1) & self._last_slot
+            pending, slots = pending[go_on], (slots[go_on] + 1) & self.last_slot
         return found

@@ -170,7 +170,8 @@ class Hashed:
         return f"Hashed(exact_keys=<{self.num_exact_keys} keys>, seed={self.seed})"
 
     @functools.cached_property
-    def _index(self) -> ExactIndex:
+    def index(self) -> ExactIndex:
+        """Finds the exact keys; there have to be some."""
         kept = self.exact_keys
         return ExactIndex(fingerprint_flat(kept if kept.dtype == np.uint64 else list(kept)))
 
@@ -206,7 +207,7 @@ class Hashed:
         if num_exact and array.size:
             self._check_kind(array, flat)
             rows += num_exact
-            exact = self._index.find(fingerprints)
+            exact = self.index.find(fingerprints)
             rows = np.where(exact >= 0, exact, rows)
         return rows.reshape(array.shape)
 

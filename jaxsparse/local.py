@@ -11,13 +11,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxsparse.bag_plan import LevelPlan
+from jaxsparse.bag_pooling import bag_row_gradients, bag_weight_gradients, pool_bags
 from jaxsparse.exchange import Route
 from jaxsparse.layout import SlabLayout
+from jaxsparse.moves import ROUNDING_SEED, FusedMoves, Moves
+from jaxsparse.ops.row_update import NATIVE_ROWS, XLA_ROWS, MovedRows, RowAccess, is_fused
 from jaxsparse.optimizers import Slots
-from jaxsparse.packed import PackedIds
+from jaxsparse.packed import PackedIds, SlabIds
 from jaxsparse.pooling import Activations, pool, row_gradients, weight_gradients
 from jaxsparse.row_grads import RowGrads
-from jaxsparse.state import EmbeddingState, row_rates
+from jaxsparse.row_tables import row_tables
+from jaxsparse.state import EmbeddingState
 
 if TYPE_CHECKING:
     from jaxsparse.embedding import EmbeddingCollection
@@ -36,18 +41,6 @@ class Residuals:
 
 
 @dataclasses.dataclass(frozen=True)
-class Moves:
-    """New values of one slab's touched rows, not yet written; per-device blocks."""
-
-    rows: jax.Array
-    """``[K]`` int32 distinct local rows, padded with R."""
-    weights: jax.Array
-    """``[K, D]`` float32."""
-    slots: Slots
-    """By name, ``[K, D]`` or ``[K]``."""
-
-
-@dataclasses.dataclass(frozen=True)
 class LocalEmbedding:
     """`EmbeddingCollection`'s functions for use inside your own ``shard_map``."""
 
@@ -59,8 +52,10 @@ class LocalEmbedding:
         acts: Activations = {}
         asked, vectors = [], []
         for slab, part, slab_ids in zip(self.emb.layout.slabs, state.slabs, ids.slabs, strict=True):
-            slab_asked, slab_vectors = self._route(slab).fetch(part, slab_ids.rows)
-            acts |= pool(slab_vectors, slab_ids, ids, self.emb.feature_specs)
+            route = self._route(slab)
+            slab_asked = route.ask(slab_ids.rows)
+            slab_vectors = route.answer(part, slab_asked)
+            acts |= self._pool(route, part, slab_vectors, slab_ids, ids)
             asked.append(slab_asked)
             vectors.append(slab_vectors if slab_ids.weights is not None else None)
         in_order = {spec.name: acts[spec.name] for spec in self.emb.features}
@@ -75,7 +70,7 @@ class LocalEmbedding:
         ):
             if not slab.trainable:
                 continue
-            local = row_gradients(grads, slab_ids, residuals.ids, self.emb.feature_specs)
+            local = self._row_gradients(grads, slab_ids, residuals.ids)
             owned, summed = self._route(slab).give_back(asked, local)
             rows.append(owned)
             sums.append(summed)
@@ -105,13 +100,17 @@ class LocalEmbedding:
         self, state: EmbeddingState, moves: tuple[Moves, ...], enabled: jax.Array | bool = True
     ) -> EmbeddingState:
         """Writes moved rows and slots in place; ``enabled=False`` changes no bit."""
-        remaining = iter(moves)
+        remaining, flag = iter(moves), jnp.asarray(enabled, bool)
         slabs, slots = [], []
         for slab, part, slab_slots in zip(
             self.emb.layout.slabs, state.slabs, state.slots, strict=True
         ):
             if slab.trainable:
-                part, slab_slots = _write(next(remaining), slab, part, slab_slots, enabled)
+                move = next(remaining)
+                if isinstance(move, MovedRows):
+                    part, slab_slots = self._access.put(move, part, slab_slots, flag)
+                else:
+                    part, slab_slots = move.put(part, slab_slots, flag)
             slabs.append(part)
             slots.append(slab_slots)
         return dataclasses.replace(state, slabs=tuple(slabs), slots=tuple(slots))
@@ -145,9 +144,33 @@ class LocalEmbedding:
         return tuple(
             None
             if vectors is None
-            else weight_gradients(vectors, grads, slab_ids, residuals.ids, self.emb.feature_specs)
+            else self._weight_gradients(vectors, grads, slab_ids, residuals.ids)
             for slab_ids, vectors in zip(residuals.ids.slabs, residuals.vectors, strict=True)
         )
+
+    def _pool(
+        self, route: Route, part: jax.Array, vectors: jax.Array, slab: SlabIds, ids: PackedIds
+    ) -> Activations:
+        specs = self.emb.feature_specs
+        if isinstance(slab.plan, LevelPlan):
+            return pool(vectors, slab, ids, specs)
+        # Rows of this device are pooled from where they lie; nobody then needs ``vectors``.
+        table, rows = (part, slab.rows) if route.is_local else (vectors, None)
+        return pool_bags(table, rows, slab, slab.plan, ids, specs, self.emb.path)
+
+    def _row_gradients(self, grads: Activations, slab: SlabIds, ids: PackedIds) -> jax.Array:
+        specs = self.emb.feature_specs
+        if isinstance(slab.plan, LevelPlan):
+            return row_gradients(grads, slab, ids, specs)
+        return bag_row_gradients(grads, slab, slab.plan, ids, specs, self.emb.path)
+
+    def _weight_gradients(
+        self, vectors: jax.Array, grads: Activations, slab: SlabIds, ids: PackedIds
+    ) -> jax.Array:
+        specs = self.emb.feature_specs
+        if isinstance(slab.plan, LevelPlan):
+            return weight_gradients(vectors, grads, slab, ids, specs)
+        return bag_weight_gradients(vectors, grads, slab, slab.plan, ids, specs)
 
     def _trainable(self, state: EmbeddingState) -> list[tuple[SlabLayout, jax.Array, Slots]]:
         parts = zip(self.emb.layout.slabs, state.slabs, state.slots, strict=True)
@@ -163,15 +186,17 @@ class LocalEmbedding:
         rates: dict[str, jax.Array],
         step: jax.Array,
     ) -> Moves:
-        def read(array: jax.Array) -> jax.Array:
-            return array.at[rows].get(mode="fill", fill_value=0)
-
-        rate = row_rates(self.emb, slab, rates, rows, lax.axis_index(self.emb.axes))
-        old_slots = {name: read(slot) for name, slot in slots.items()}
-        moved, new_slots = slab.optimizer.update(
-            read(part).astype(jnp.float32), old_slots, grads, rate, step
+        tables = row_tables(self.emb, slab, rates, lax.axis_index(self.emb.axes))
+        if self.emb.path == "native" and is_fused(slab.optimizer):
+            return FusedMoves(slab.optimizer, part, slots, rows, grads, tables, step)
+        rate, noise = tables.of(rows)
+        return self._access.move(
+            slab.optimizer, part, slots, rows, grads, rate, step, noise, ROUNDING_SEED
         )
-        return Moves(rows, moved, new_slots)
+
+    @property
+    def _access(self) -> RowAccess:
+        return NATIVE_ROWS if self.emb.path == "native" else XLA_ROWS
 
     def _route(self, slab: SlabLayout) -> Route:
         return Route(
@@ -180,27 +205,5 @@ class LocalEmbedding:
             replicated=slab.replicated,
             num_rows=slab.rows_per_shard,
             wire_dtype=self.emb.exchange.wire_dtype,
+            access=self._access,
         )
-
-
-def _write(
-    moves: Moves, slab: SlabLayout, part: jax.Array, slots: Slots, enabled: jax.Array | bool
-) -> tuple[jax.Array, Slots]:
-    target = jnp.where(enabled, moves.rows, slab.rows_per_shard)
-
-    def write(array: jax.Array, values: jax.Array) -> jax.Array:
-        # Rows are distinct; those past the end (padding, or not enabled) are dropped.
-        return array.at[target].set(values.astype(array.dtype), mode="drop", unique_indices=True)
-
-    new_slots = {name: write(slots[name], moves.slots[name]) for name in slots}
-    return write(part, moves.weights), new_slots
-
-
-def num_not_finite(moves: tuple[Moves, ...], emb: EmbeddingCollection) -> jax.Array:
-    """Touched rows of this device that a rule has moved to NaN or infinity; int32 scalar."""
-    total = jnp.int32(0)
-    slabs = [slab for slab in emb.layout.slabs if slab.trainable]
-    for move, slab in zip(moves, slabs, strict=True):
-        bad = ~jnp.isfinite(move.weights.astype(slab.dtype)).all(axis=1)
-        total += jnp.sum(bad & (move.rows < slab.rows_per_shard), dtype=jnp.int32)
-    return jnp.asarray(total)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxsparse.bag_plan import LevelPlan
-from jaxsparse.ops.segment_sum import segment_sum
+from jaxsparse.ops.segment_sum import sum_levels
 from jaxsparse.packed import PackedIds, SlabIds
 from jaxsparse.packing import bag_width
 from jaxsparse.specs import FeatureSpec
@@ -45,7 +45,7 @@ def pool(vectors: jax.Array, slab: SlabIds, ids: PackedIds, specs: Specs) -> Act
             acts[name] = _pad_bag(part, bag_width(specs[name]))
         else:
             pooled = part[:, 0] if width == 1 else part.sum(axis=1)
-            acts[name] = pooled * _bag_scale(ids, specs[name])
+            acts[name] = pooled * bag_scale(ids, specs[name])
     if slab.ragged:
         acts |= _pool_ragged(per_id[start:], slab, ids, specs)
     return acts
@@ -56,7 +56,7 @@ def _pool_ragged(per_id: jax.Array, slab: SlabIds, ids: PackedIds, specs: Specs)
     if slab.weights is not None:
         per_id = per_id * slab.weights[:, None]
     widths = {name: bag_width(specs[name]) for name in slab.ragged}
-    bags = segment_sum(per_id, _levels(slab).bag_levels, samples * sum(widths.values()))
+    bags = sum_levels(per_id, _levels(slab).bag_levels, samples * sum(widths.values()))
     acts: Activations = {}
     start = 0
     for name, width in widths.items():
@@ -65,7 +65,7 @@ def _pool_ragged(per_id: jax.Array, slab: SlabIds, ids: PackedIds, specs: Specs)
         if specs[name].combiner is None:
             acts[name] = part.reshape(samples, width, dim)
         else:
-            acts[name] = part * _bag_scale(ids, specs[name])
+            acts[name] = part * bag_scale(ids, specs[name])
     return acts
 
 
@@ -88,14 +88,14 @@ def row_gradients(grads: Activations, slab: SlabIds, ids: PackedIds, specs: Spec
         if specs[name].combiner is None:
             grad = grad[:, :width]
         else:
-            grad = grad * _bag_scale(ids, specs[name])
+            grad = grad * bag_scale(ids, specs[name])
             grad = jnp.broadcast_to(grad[:, None], (samples, width, grad.shape[-1]))
         parts.append(grad.reshape(samples * width, grad.shape[-1]))
     if slab.ragged:
         per_id = _bag_gradients(grads, slab, ids, specs)
         parts.append(per_id if slab.weights is None else per_id * slab.weights[:, None])
     per_id = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
-    return segment_sum(per_id, _levels(slab).row_levels, slab.rows.shape[0])
+    return sum_levels(per_id, _levels(slab).row_levels, slab.rows.shape[0])
 
 
 def weight_gradients(
@@ -117,12 +117,12 @@ def _bag_gradients(grads: Activations, slab: SlabIds, ids: PackedIds, specs: Spe
     for name in slab.ragged:
         grad = grads[name].astype(jnp.float32)
         if specs[name].combiner is not None:
-            grad = grad * _bag_scale(ids, specs[name])
+            grad = grad * bag_scale(ids, specs[name])
         bags.append(grad.reshape(-1, grad.shape[-1]))
     return jnp.concatenate(bags).at[_levels(slab).bag].get(mode="fill", fill_value=0)
 
 
-def _bag_scale(ids: PackedIds, spec: FeatureSpec) -> jax.Array:
+def bag_scale(ids: PackedIds, spec: FeatureSpec) -> jax.Array:
     """``[b, 1]``: what a bag's sum is multiplied with; the length counts ids, not weights."""
     if spec.combiner == "sum":
         return jnp.ones((1, 1), jnp.float32)

@@ -8,14 +8,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from jaxsparse.encode import FixedIds, RaggedIds, encode, num_bags
+from jaxsparse.encode import FixedIds, RaggedIds, num_bags
 from jaxsparse.hashing import Hashed
 from jaxsparse.ladder import SlabNeed, SlabShape
 from jaxsparse.layout import SlabLayout
+from jaxsparse.ops.packing import fill_lengths
 from jaxsparse.ops.paths import Path
 from jaxsparse.packed import HostFacts, PackedIds
 from jaxsparse.packing import SlabBatch
+from jaxsparse.slab_encoder import SlabEncoder
 from jaxsparse.specs import FeatureSpec
 
 
@@ -72,21 +75,21 @@ class PreparedIds:
         """
         batches = zip(self.batches, shapes, strict=True)
         packed = tuple(batch.pack(shape, path) for batch, shape in batches)
-        lengths = np.zeros((self.samples * self.num_devices, len(self.specs)), np.int32)
-        columns = {name: column for column, name in enumerate(self.specs)}
+        lengths: dict[str, npt.NDArray[np.int64] | int] = {}
         ignored, num_values = {}, {}
         for part in self.features:
-            for name, fixed in part.fixed.items():
-                lengths[: self.num_samples, columns[name]] = fixed.codes.shape[1]
+            lengths |= {name: fixed.codes.shape[1] for name, fixed in part.fixed.items()}
             for name, ragged in part.ragged.items():
-                lengths[: self.num_samples, columns[name]] = ragged.lengths
+                lengths[name] = ragged.lengths
                 if ragged.ignored:
                     ignored[name] = ragged.ignored
                 if ragged.weights is not None:
                     num_values[name] = ragged.num_values
+        padded_samples = self.samples * self.num_devices
+        by_feature = [lengths[name] for name in self.specs]
+        shipped_later: Any = fill_lengths(by_feature, self.num_samples, padded_samples)
         host = HostFacts(self.num_samples, needs, ignored, num_values)
         rows = tuple(part.slab.rows_per_shard for part in self.features)
-        shipped_later: Any = lengths
         rules = key_rules(self.specs.values())
         return PackedIds(packed, shipped_later, tuple(self.specs), rows, rules, host)
 
@@ -98,40 +101,33 @@ def key_rules(specs: Iterable[FeatureSpec]) -> tuple[Hashed | None, ...]:
 
 
 def prepare_ids(
-    specs: Sequence[FeatureSpec],
-    slabs: Sequence[SlabLayout],
-    num_shards: int,
+    specs: Mapping[str, FeatureSpec],
+    encoders: Sequence[SlabEncoder],
     num_devices: int,
     features: Mapping[str, Any],
 ) -> PreparedIds:
     """Checks, addresses and deduplicates a process's batch.
 
     Args:
-        specs: the collection's features.
-        slabs: its slabs.
-        num_shards: devices of the mesh, each an owner of rows.
-        num_devices: those of this process, over which its samples are spread.
+        specs: the collection's features by name.
+        encoders: those of its slabs.
+        num_devices: devices of this process, over which its samples are spread.
         features: keys by feature.
     """
     num_samples = check_features(specs, features)
-    by_name = {spec.name: spec for spec in specs}
     parts = []
-    for slab in slabs:
-        blocks = {block.spec.name: block for block in slab.tables}
-        part = SlabFeatures(slab, {}, {})
-        for spec in specs:
-            if spec.table.name not in blocks:
-                continue
-            block = blocks[spec.table.name]
-            ids = encode(spec, block, slab.rows_per_shard, num_shards, features[spec.name])
+    for encoder in encoders:
+        part = SlabFeatures(encoder.slab, {}, {})
+        for name, ids in encoder.encode(features).items():
             if isinstance(ids, FixedIds):
-                part.fixed[spec.name] = ids
+                part.fixed[name] = ids
             else:
-                part.ragged[spec.name] = ids
+                part.ragged[name] = ids
         parts.append(part)
     samples = -(-num_samples // num_devices)
-    batches = _lay_out(parts, num_shards, num_devices, samples, by_name)
-    return PreparedIds(by_name, tuple(parts), num_shards, num_devices, num_samples, batches)
+    num_shards = encoders[0].num_shards
+    batches = _lay_out(parts, num_shards, num_devices, samples, specs)
+    return PreparedIds(specs, tuple(parts), num_shards, num_devices, num_samples, batches)
 
 
 def _lay_out(
@@ -147,11 +143,11 @@ def _lay_out(
     )
 
 
-def check_features(specs: Sequence[FeatureSpec], features: Mapping[str, Any]) -> int:
+def check_features(specs: Mapping[str, FeatureSpec], features: Mapping[str, Any]) -> int:
     """Number of samples; raises where names or lengths do not agree."""
-    names = [spec.name for spec in specs]
+    names = list(specs)
     missing = [name for name in names if name not in features]
-    unknown = [name for name in features if name not in names]
+    unknown = [name for name in features if name not in specs]
     if missing or unknown:
         raise ValueError(
             f"features do not match the collection: missing {missing}, unknown {unknown}; "

@@ -61,6 +61,9 @@ def local_devices(mesh: Mesh) -> slice:
     return slice(int(places[0]), int(places[-1]) + 1)
 
 
+_sharding = lru_cache(maxsize=64)(NamedSharding)
+
+
 def put_blocks(tree: Any, mesh: Mesh, specs: Any) -> Any:
     """Global arrays from each process's blocks (cut ones) or equal copies (whole ones).
 
@@ -70,7 +73,7 @@ def put_blocks(tree: Any, mesh: Mesh, specs: Any) -> Any:
         specs: PartitionSpec of every array, cut along dimension 0 over all axes or whole.
     """
     shardings = jax.tree.map(
-        partial(NamedSharding, mesh), specs, is_leaf=lambda x: isinstance(x, PartitionSpec)
+        partial(_sharding, mesh), specs, is_leaf=lambda x: isinstance(x, PartitionSpec)
     )
     if not is_shared(mesh):
         return jax.device_put(tree, shardings)

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxsparse.layout import Layout, SlabLayout
+from jaxsparse.layout import Layout
 from jaxsparse.optimizers import Slots
 
 if TYPE_CHECKING:
@@ -70,26 +70,6 @@ def state_spec(
         learning_rates=rates,
         layout=fingerprint,
     )
-
-
-def row_rates(
-    emb: EmbeddingCollection,
-    slab: SlabLayout,
-    rates: dict[str, jax.Array],
-    rows: jax.Array,
-    device: jax.Array,
-) -> jax.Array:
-    """Learning rate ``[K, 1]`` of each local row's table."""
-    if len(slab.tables) == 1:
-        return jnp.full((rows.shape[0], 1), rates[slab.tables[0].spec.name])
-    starts = slab.table_starts(emb.num_shards)
-    order = np.argsort(starts, axis=1, kind="stable")
-    at = 0 if slab.replicated else device
-    ordered = jnp.asarray(np.take_along_axis(starts, order, axis=1).astype(np.int32))[at]
-    table = jnp.asarray(order.astype(np.int32))[at]
-    place = jnp.searchsorted(ordered, rows, side="right", method="scan_unrolled") - 1
-    by_table = jnp.stack([rates[block.spec.name] for block in slab.tables])
-    return by_table[table[place]][:, None]
 
 
 def read_rows(

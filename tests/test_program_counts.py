@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import jaxsparse as js
+from jaxsparse.bag_plan import BagPlan
 from jaxsparse.ladder import FACTOR, bucket
 from jaxsparse.testing import count_compiles
 from tests.combinations import make_mesh
@@ -23,8 +24,12 @@ def id_buffers(ids):
     """Lengths of the arrays with an entry an id, of a collection of ragged features alone."""
     for slab in ids.slabs:
         assert not slab.fixed
-        yield from (slab.inverse.shape[0], slab.plan.bag.shape[0])
-        yield from (slab.plan.row_levels[0].shape[0], slab.plan.bag_levels[0].shape[0])
+        yield slab.inverse.shape[0]
+        if isinstance(slab.plan, BagPlan):
+            yield slab.plan.row_bags.shape[0]
+        else:
+            yield slab.plan.bag.shape[0]
+            yield from (slab.plan.row_levels[0].shape[0], slab.plan.bag_levels[0].shape[0])
         if slab.weights is not None:
             yield slab.weights.shape[0]
             yield from (slots.shape[0] for slots in slab.value_slots.values())

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
+from jaxsparse.ops.dot_interaction import dot_interaction
 from jaxsparse.specs import FeatureSpec
 
 
@@ -132,7 +132,7 @@ class DLRM(nnx.Module):
         if self.bottom is not None and dense is not None:
             beside = self.bottom(dense)
             vectors = [beside, *vectors]
-        dots = pairwise_dots(jnp.stack(vectors, axis=1))
+        dots = dot_interaction(vectors)
         x = dots if beside is None else jnp.concatenate([beside, dots], axis=1)
         logits: jax.Array = self.logit(self.top(x))
         return logits[:, 0]
@@ -157,24 +157,6 @@ class DLRM(nnx.Module):
         if columns != (self.num_dense or None):
             expected = f"[b, {self.num_dense}]" if self.num_dense else "None"
             raise ValueError(f"DLRM: dense must be {expected}, got {got}")
-
-
-def pairwise_dots(vectors: jax.Array) -> jax.Array:
-    """Dot products of all pairs of distinct vectors.
-
-    Args:
-        vectors: ``[b, F, D]``.
-
-    Returns:
-        ``[b, F * (F - 1) / 2]``, the strict lower triangle, row by row.
-    """
-    num_samples, num_vectors, _ = vectors.shape
-    row, column = np.tril_indices(num_vectors, -1)
-    dots = jnp.einsum("bfd,bgd->bfg", vectors, vectors).reshape(num_samples, -1)
-    # The promises spare the backward pass a scatter that expects collisions.
-    return dots.at[:, row * num_vectors + column].get(
-        unique_indices=True, indices_are_sorted=True, mode="promise_in_bounds"
-    )
 
 
 def _common_dim(features: Mapping[str, int]) -> int:

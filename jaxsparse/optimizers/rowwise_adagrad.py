@@ -38,7 +38,13 @@ class RowwiseAdagrad(AccumulatingRule):
         self, w: jax.Array, slots: Slots, g: jax.Array, lr: jax.Array, step: jax.Array
     ) -> tuple[jax.Array, Slots]:
         """Moves distinct rows once; see `SparseOptimizer.update`."""
+        return self.update_padded(w, slots, g, lr, step, dim=g.shape[-1])
+
+    def update_padded(
+        self, w: jax.Array, slots: Slots, g: jax.Array, lr: jax.Array, step: jax.Array, *, dim: int
+    ) -> tuple[jax.Array, Slots]:
+        """`update` of rows with columns of zeros past the first ``dim``, as kernels hold them."""
         w, new_slots, g = self._decay(w, slots, g, lr, step)
-        accumulator = slots["accumulator"] + jnp.mean(g * g, axis=-1)
+        accumulator = slots["accumulator"] + jnp.sum(g * g, axis=-1) / dim
         w = w - lr * ratio_or_zero(g, jnp.sqrt(accumulator)[:, None] + self.eps)
         return w, {"accumulator": accumulator, **new_slots}

@@ -20,7 +20,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxsparse.embedding import EmbeddingCollection
-from jaxsparse.local import num_not_finite
+from jaxsparse.moves import num_not_finite
 from jaxsparse.train.batches import PackedBatch
 from jaxsparse.train.state import TrainState
 

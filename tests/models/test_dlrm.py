@@ -11,7 +11,8 @@ import pytest
 from flax import nnx
 
 import jaxsparse as js
-from jaxsparse.models.dlrm import DLRM, MLP, pairwise_dots
+from jaxsparse.models.dlrm import DLRM, MLP
+from jaxsparse.ops.native import library
 
 FEATURES = {"user": 4, "item": 4, "tags": 4}
 
@@ -67,22 +68,11 @@ def test_order_of_the_acts_dict_does_not_matter() -> None:
     np.testing.assert_array_equal(model(acts), model(dict(reversed(acts.items()))))
 
 
-def test_pairwise_dots_and_their_gradient() -> None:
-    vectors = np.random.default_rng(0).normal(size=(3, 5, 4)).astype(np.float32)
-    weights = np.random.default_rng(1).normal(size=(3, 10)).astype(np.float32)
-    got, pull_back = jax.vjp(pairwise_dots, vectors)
-    (grad,) = pull_back(weights)
-    want_grad = np.zeros((3, 5, 4))
-    pair = 0
-    for i in range(5):
-        for j in range(i):
-            np.testing.assert_allclose(
-                got[:, pair], (vectors[:, i] * vectors[:, j]).sum(1), rtol=1e-5, atol=1e-6
-            )
-            want_grad[:, i] += weights[:, pair, None] * vectors[:, j]
-            want_grad[:, j] += weights[:, pair, None] * vectors[:, i]
-            pair += 1
-    np.testing.assert_allclose(grad, want_grad, rtol=1e-5, atol=1e-5)
+def test_dots_and_their_gradient_are_the_operation_of_the_platform() -> None:
+    model = DLRM(FEATURES)
+    run = jax.jit(jax.grad(lambda acts: model(acts).sum()))
+    called = "jaxsparse_dot_interaction" in run.lower(random_acts()).as_text()
+    assert called == library.is_available()
 
 
 def test_equal_seeds_make_equal_models() -> None:

@@ -12,8 +12,10 @@ import subprocess
 import sys
 import threading
 
+import jax
 import pytest
 
+import jaxsparse as js
 from jaxsparse.ops import paths
 from jaxsparse.ops.native import compiler, library
 
@@ -108,3 +110,18 @@ def test_many_callers_at_once_share_the_pool():
     for thread in threads:
         thread.join(timeout=60)
     assert not any(thread.is_alive() for thread in threads) and not wrong
+
+
+def test_a_block_may_leave_the_kernels_out():
+    mesh = js.make_mesh(devices=jax.devices()[:1])
+    table = js.TableSpec("t", vocabulary_size=10, embedding_dim=2)
+    features = [js.FeatureSpec("f", table)]
+    with library.left_out():
+        assert not library.is_available()
+        assert "left_out" in library.why_not()
+        left = js.EmbeddingCollection(features, mesh=mesh)
+        assert left.path == "xla"
+    there = js.EmbeddingCollection(features, mesh=mesh)
+    assert there.path == "native"
+    # Collections on different paths are different programs.
+    assert there != left and left.path == "xla"

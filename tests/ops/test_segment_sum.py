@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`segment_sum` along planned levels: against its reference, and as accurate as it promises."""
+"""`sum_levels` along planned levels: against its reference, and as accurate as it promises."""
 
 from __future__ import annotations
 
@@ -14,8 +14,20 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
 import jaxsparse as js
-from jaxsparse.ops.segment_sum import FAN_IN, level_sizes, plan_levels, segment_sum
-from jaxsparse.ops.segment_sum.reference import segment_sum_reference
+from jaxsparse.ops.segment_sum import (
+    FAN_IN,
+    bag_gradients,
+    level_sizes,
+    plan_levels,
+    segment_sum,
+    sum_levels,
+)
+from jaxsparse.ops.segment_sum.cases import CASES as GROUPS
+from jaxsparse.ops.segment_sum.reference import (
+    bag_gradients_reference,
+    grouped_sum_reference,
+    segment_sum_reference,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +46,7 @@ def plan(segments, num_segments, grouped=False):
     return plan_levels(counts, slots, chosen, segments.size, num_segments)
 
 
-compiled = jax.jit(segment_sum, static_argnums=2)
+compiled = jax.jit(sum_levels, static_argnums=2)
 reference = jax.jit(segment_sum_reference, static_argnums=2)
 
 
@@ -130,7 +142,7 @@ def test_runs_inside_shard_map(devices):
     levels = [plan(part, 6) for part in segments]
     stacked = tuple(np.concatenate(level) for level in zip(*levels, strict=True))
     sharded = jax.shard_map(
-        partial(segment_sum, num_segments=6),
+        partial(sum_levels, num_segments=6),
         mesh=mesh,
         in_specs=(P("shard"), P("shard")),
         out_specs=P("shard"),
@@ -163,3 +175,72 @@ def test_plan_writes_int32_and_marks_nowhere():
     (level,) = plan(np.array([1, -1, 0]), 2)
     assert level.dtype == np.int32
     assert level.tolist() == [1, 2, 0]
+
+
+# ---- by group ---------------------------------------------------------------------------------
+
+IMPLEMENTATIONS = ("xla", "native")
+
+
+def sum_of_terms(arguments):
+    made = {n: None if arguments[n] is None else abs(arguments[n]) for n in ("weights", "scale")}
+    grads = [abs(part) for part in arguments["grads"]]
+    return bag_gradients_reference(**{**arguments, **made, "grads": grads})
+
+
+@pytest.mark.parametrize(
+    ("implementation", "names"),
+    [
+        ("native", tuple(GROUPS)),
+        ("xla", ("scaled", "wild")),
+        pytest.param("xla", tuple(GROUPS), marks=pytest.mark.slow),
+    ],
+)
+def test_bag_gradients_equal_reference(implementation, names):
+    cases = {name: GROUPS[name].arguments(seed) for seed, name in enumerate(names)}
+
+    @jax.jit
+    def run(cases):
+        return {
+            n: bag_gradients(**case, implementation=implementation) for n, case in cases.items()
+        }
+
+    for name, got in run(cases).items():
+        want = bag_gradients_reference(**cases[name])
+        assert got.dtype == np.float32
+        bound = 1e-6 * sum_of_terms(cases[name])
+        assert (np.abs(np.asarray(got) - want) <= bound).all(), name
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("ordered", [False, True])
+def test_segment_sum_equals_reference(implementation, ordered):
+    rng = np.random.default_rng(2)
+    values = rng.normal(size=(60, 11)).astype(np.float32)
+    offsets = np.array([0, 0, 40, 41, 57, 57], np.int32)
+    order = rng.integers(-3, 64, 70).astype(np.int32) if ordered else None
+    run = jax.jit(partial(segment_sum, implementation=implementation))
+    got = np.asarray(run(values, offsets, order))
+    want = grouped_sum_reference(values, offsets, order)
+    assert (np.abs(got - want) <= 1e-6 * grouped_sum_reference(abs(values), offsets, order)).all()
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_group_of_equal_tenths_keeps_its_accuracy(implementation):
+    count = 100_000
+    values, offsets = np.full((count, 1), 0.1, np.float32), np.array([0, 0, count], np.int32)
+    got = jax.jit(partial(segment_sum, implementation=implementation))(values, offsets)
+    want = count * float(np.float32(0.1))
+    assert float(got[0, 0]) == 0
+    assert abs(float(got[1, 0]) / want - 1) < 1e-6
+
+
+def test_groups_out_of_range_read_and_write_nowhere():
+    values, offsets = np.ones((4, 3), np.float32), np.array([-5, 2, 1, 900, 2**31 - 1], np.int32)
+    got = segment_sum(values, offsets, implementation="native")
+    assert got[:, 0].tolist() == [2, 0, 3, 0]
+
+
+def test_weights_need_ids():
+    with pytest.raises(ValueError, match="weights are by id"):
+        bag_gradients((jnp.ones((1, 1)),), jnp.arange(2), jnp.arange(1), weights=jnp.ones(1))

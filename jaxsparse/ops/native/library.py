@@ -8,6 +8,9 @@ import functools
 import logging
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import jax
 
@@ -20,13 +23,31 @@ SWITCH = "JAXSPARSE_NATIVE"
 _HANDLER = re.compile(r"^XLA_FFI_DEFINE_HANDLER_SYMBOL\(\s*(\w+)", re.MULTILINE)
 
 
+_is_left_out = ContextVar("_is_left_out", default=False)
+
+
+@contextmanager
+def left_out() -> Iterator[None]:
+    """A block in which nothing new takes the kernels, as on a machine without a compiler.
+
+    Collections made in it stay on XLA; what was compiled before it keeps its kernels.
+    """
+    token = _is_left_out.set(True)
+    try:
+        yield
+    finally:
+        _is_left_out.reset(token)
+
+
 def is_available() -> bool:
     """Whether native kernels run in this process; compiles them if that was never done."""
-    return isinstance(_loaded(), ctypes.CDLL)
+    return why_not() is None
 
 
 def why_not() -> str | None:
     """Why there are none; None where there are."""
+    if _is_left_out.get():
+        return "`library.left_out` leaves them out"
     found = _loaded()
     return found if isinstance(found, str) else None
 

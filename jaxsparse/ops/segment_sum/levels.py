@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host side of `segment_sum`: who adds into whom, so that no slot adds many terms in a row.
+"""Host side of `sum_levels`: who adds into whom, so that no slot adds many terms in a row.
 
 A float32 sum of n terms taken one by one loses up to n/2 ulp: 10^5 times 0.1 comes out as 9998.557.
 So items are cut into chunks of `FAN_IN` per segment. The first chunk adds into the segment's own

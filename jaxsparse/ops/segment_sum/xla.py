@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`segment_sum` on any XLA backend: one scatter-add a level."""
+"""Sums along planned levels, on any XLA backend: one scatter-add a level."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 
-def segment_sum(values: jax.Array, levels: Sequence[jax.Array], num_segments: int) -> jax.Array:
+def sum_levels(values: jax.Array, levels: Sequence[jax.Array], num_segments: int) -> jax.Array:
     """Sums rows by segment, along destinations made by `plan_levels`.
 
     Args:

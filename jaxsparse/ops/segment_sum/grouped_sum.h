@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sums of rows by group, for `embedding_bag` (rows of a table, by bag) and for its transpose
+// (gradients of bags, by row).
+//
+// Terms are added in float64, in the order given, and rounded once: 10^5 equal ones lose nothing.
+// A group longer than a block is cut into blocks that threads share. Where the cuts are depends on
+// the group alone, so neither threads nor instruction sets change a bit.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <numeric>
+#include <vector>
+
+#include "native.h"
+
+#if defined(__GNUC__)
+// Forced: what is not inlined into a function of several versions is compiled for the oldest CPU.
+#define JS_INLINE inline __attribute__((always_inline))
+#else
+#define JS_INLINE inline
+#endif
+
+namespace jaxsparse {
+
+constexpr int64_t kBlock = 2048;           // terms
+constexpr int64_t kBytesPerTask = 1 << 18;  // read and written, roughly
+constexpr int64_t kBytesAhead = 1 << 14;    // prefetched, of terms to come; of 4 KiB .. 16 KiB the
+                                           // last is best on Zen 4, by a quarter
+
+typedef float f32x8 __attribute__((vector_size(32)));
+typedef double f64x8 __attribute__((vector_size(64)));
+typedef uint32_t u32x8 __attribute__((vector_size(32)));
+typedef uint16_t u16x8 __attribute__((vector_size(16)));
+
+JS_INLINE f32x8 load8(const float* from) {
+  f32x8 value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+JS_INLINE f32x8 load8(const uint16_t* from) {  // bfloat16
+  u16x8 halves;
+  std::memcpy(&halves, from, sizeof halves);
+  const u32x8 bits = __builtin_convertvector(halves, u32x8) << 16;
+  f32x8 value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+JS_INLINE float load1(const float* from) { return *from; }
+JS_INLINE float load1(const uint16_t* from) { return from_bfloat16(*from); }
+
+JS_INLINE void store8(f64x8 sum, float scale, float* to) {
+  const f32x8 value = __builtin_convertvector(sum, f32x8) * scale;
+  std::memcpy(to, &value, sizeof value);
+}
+JS_INLINE void store8(f64x8 sum, float, double* to) { std::memcpy(to, &sum, sizeof sum); }
+
+template <typename T>
+JS_INLINE void prefetch_row(const T* row, int64_t dim) {
+  const char* at = reinterpret_cast<const char*>(row);
+  const int64_t bytes = std::min<int64_t>(dim * sizeof(T), kBytesAhead / 4);
+  // Into the second level: the queue before the first is too short for that many lines.
+  for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(at + byte, 0, 2);
+  __builtin_prefetch(at + bytes - 1, 0, 2);  // rows need not begin where a cache line does
+}
+
+// Rows of several arrays [parts_f, dim] as if of their concatenation.
+template <typename T>
+class Parts {
+ public:
+  Parts(const std::vector<T*>& arrays, const std::vector<int64_t>& sizes, int64_t dim)
+      : dim_(dim) {
+    for (const int64_t size : sizes) {
+      num_rows_ += size;
+      stride_ = std::gcd(stride_, size);
+    }
+    stride_ = std::max<int64_t>(stride_, 1);
+    blocks_.reserve(num_rows_ / stride_);
+    for (size_t part = 0; part < arrays.size(); ++part) {
+      for (int64_t row = 0; row < sizes[part]; row += stride_) {
+        blocks_.push_back(arrays[part] + row * dim);
+      }
+    }
+  }
+
+  int64_t num_rows() const { return num_rows_; }
+
+  JS_INLINE T* row(int64_t index) const {
+    const uint32_t block = static_cast<uint32_t>(index) / static_cast<uint32_t>(stride_);
+    return blocks_[block] + (index - block * stride_) * dim_;
+  }
+
+ private:
+  int64_t dim_;
+  int64_t num_rows_ = 0;
+  int64_t stride_ = 0;  // divides every part
+  std::vector<T*> blocks_;
+};
+
+// Group k is terms begin(k) .. end(k). Offsets are not trusted.
+struct Groups {
+  const int32_t* offsets;  // [num_groups + 1], or null: group k is term k
+  int64_t num_groups;
+  int64_t num_terms;
+
+  JS_INLINE int64_t begin(int64_t k) const {
+    return offsets == nullptr ? k : std::clamp<int64_t>(offsets[k], 0, num_terms);
+  }
+  JS_INLINE int64_t end(int64_t k) const {
+    return offsets == nullptr ? std::min(k + 1, num_terms)
+                              : std::clamp<int64_t>(offsets[k + 1], begin(k), num_terms);
+  }
+  // Groups and terms before group k: what work is measured with.
+  int64_t work(int64_t k) const { return k + begin(k); }
+  // The first group with at least `work` before it.
+  int64_t at_work(int64_t wanted) const {
+    int64_t low = 0, high = num_groups;
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      if (work(middle) < wanted) low = middle + 1; else high = middle;
+    }
+    return low;
+  }
+};
+
+// ---- one sum -----------------------------------------------------------------------------------
+// Terms has row(j), a pointer or null for a term that adds nothing, and factor(j).
+
+template <int kVectors, typename Terms, typename Out>
+JS_INLINE void sum_columns(const Terms& terms, int64_t begin, int64_t end, int64_t column,
+                           float scale, Out* out) {
+  f64x8 sums[kVectors];
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) sums[v] = f64x8{};
+  for (int64_t j = begin; j < end; ++j) {
+    const auto* row = terms.row(j);
+    if (row == nullptr) continue;
+    const float factor = terms.factor(j);
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      sums[v] += __builtin_convertvector(load8(row + column + 8 * v) * factor, f64x8);
+    }
+  }
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) store8(sums[v], scale, out + column + 8 * v);
+}
+
+template <typename Terms, typename Out>
+JS_INLINE void sum_terms(const Terms& terms, int64_t begin, int64_t end, int64_t dim, float scale,
+                         Out* out) {
+  int64_t column = 0;
+  for (; column + 64 <= dim; column += 64) {
+    sum_columns<8>(terms, begin, end, column, scale, out);
+  }
+  if (column + 32 <= dim) {
+    sum_columns<4>(terms, begin, end, column, scale, out);
+    column += 32;
+  }
+  for (; column + 8 <= dim; column += 8) sum_columns<1>(terms, begin, end, column, scale, out);
+  for (; column < dim; ++column) {
+    double sum = 0;
+    for (int64_t j = begin; j < end; ++j) {
+      const auto* row = terms.row(j);
+      if (row != nullptr) sum += static_cast<double>(load1(row + column) * terms.factor(j));
+    }
+    out[column] = sizeof(Out) == sizeof(float) ? static_cast<float>(sum) * scale : sum;
+  }
+}
+
+template <typename Terms>
+JS_INLINE void copy_term(const Terms& terms, int64_t j, int64_t dim, float scale, float* out) {
+  const auto* row = terms.row(j);
+  if (row == nullptr) {
+    std::memset(out, 0, dim * sizeof(float));
+    return;
+  }
+  const float factor = terms.factor(j);
+  int64_t column = 0;
+  for (; column + 8 <= dim; column += 8) {
+    const f32x8 value = load8(row + column) * factor * scale;
+    std::memcpy(out + column, &value, sizeof value);
+  }
+  for (; column < dim; ++column) out[column] = load1(row + column) * factor * scale;
+}
+
+// ---- all sums ----------------------------------------------------------------------------------
+
+struct LongGroups {
+  std::mutex mutex;
+  std::vector<int64_t> groups;
+
+  void add(int64_t group) {
+    std::lock_guard<std::mutex> lock(mutex);
+    groups.push_back(group);
+  }
+};
+
+// Groups first .. last but for the long ones, which are noted. `out` has row(k), `scale` may be
+// null. To be called from a function of several versions (JS_CLONES).
+template <typename Terms>
+JS_INLINE void sum_short_groups(const Terms& terms, const Groups& groups, const Parts<float>& out,
+                                const float* scale, int64_t dim, int64_t first, int64_t last,
+                                LongGroups& noted) {
+  const int64_t ahead = std::clamp<int64_t>(kBytesAhead / (terms.row_bytes(dim) + 1), 1, 64);
+  for (int64_t k = first; k < last; ++k) {
+    const int64_t begin = groups.begin(k), end = groups.end(k);
+    if (end - begin > kBlock) {
+      noted.add(k);
+      continue;
+    }
+    for (int64_t j = begin + ahead; j < std::min(end + ahead, groups.num_terms); ++j) {
+      if (const auto* row = terms.row(j)) prefetch_row(row, dim);
+    }
+    float* to = out.row(k);
+    const float by = scale == nullptr ? 1.0f : scale[k];
+    if (end - begin == 1) {
+      copy_term(terms, begin, dim, by, to);
+    } else if (end == begin) {
+      std::memset(to, 0, dim * sizeof(float));
+    } else {
+      sum_terms(terms, begin, end, dim, by, to);
+    }
+  }
+}
+
+// Two functions of several versions do the work: short(first, last, noted) calls
+// `sum_short_groups`, block(begin, end, partial) sums terms into `partial [dim]` float64.
+template <typename Short, typename Block>
+void sum_groups(const Groups& groups, const Parts<float>& out, const float* scale, int64_t dim,
+                Short&& short_groups, Block&& block) {
+  LongGroups noted;
+  const int64_t work = groups.work(groups.num_groups);
+  const int64_t grain = std::max<int64_t>(kBytesPerTask / (dim * sizeof(float) + 16), 16);
+  parallel_for(work, grain, [&](int64_t begin, int64_t end) {
+    // Of all cuts the last is at num_groups, where all work is before it.
+    const int64_t first = groups.at_work(begin);
+    const int64_t last = end == work ? groups.num_groups : groups.at_work(end);
+    short_groups(first, last, noted);
+  });
+  if (noted.groups.empty()) return;
+
+  struct Piece {
+    int64_t begin, end;
+  };
+  std::vector<Piece> pieces;
+  for (const int64_t k : noted.groups) {
+    for (int64_t begin = groups.begin(k); begin < groups.end(k); begin += kBlock) {
+      pieces.push_back({begin, std::min(begin + kBlock, groups.end(k))});
+    }
+  }
+  std::vector<double> partial(pieces.size() * dim);
+  parallel_for(pieces.size(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p) block(pieces[p].begin, pieces[p].end, &partial[p * dim]);
+  });
+  const double* from = partial.data();
+  for (const int64_t k : noted.groups) {
+    const int64_t count = (groups.end(k) - groups.begin(k) + kBlock - 1) / kBlock;
+    float* to = out.row(k);
+    const float by = scale == nullptr ? 1.0f : scale[k];
+    for (int64_t column = 0; column < dim; ++column) {
+      double sum = 0;
+      for (int64_t p = 0; p < count; ++p) sum += from[p * dim + column];
+      to[column] = static_cast<float>(sum) * by;
+    }
+    from += count * dim;
+  }
+}
+
+}  // namespace jaxsparse

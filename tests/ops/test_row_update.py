@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`row_update` and `count_not_finite`: every rule, every implementation, against the reference."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import jaxsparse as js
+from jaxsparse.ops.row_update import RowTables, count_not_finite, is_fused, row_update
+from jaxsparse.ops.row_update.cases import CASES, RULES, TIMED
+from jaxsparse.ops.row_update.reference import count_not_finite_reference, row_update_reference
+
+IMPLEMENTATIONS = ("xla", "native")
+QUICK = {
+    "xla": ("adagrad_decay",),
+    "native": ("sgd", "adagrad", "rowwise_decay", "adam_decay", "ftrl_sparse", "heavy_ball"),
+}
+
+
+def as_arrays(arguments):
+    """Arguments of one call without the rule, which is no array."""
+    return {name: value for name, value in arguments.items() if name != "rule"}
+
+
+def check(case, rule, got, want, old):
+    """New slab and slots of one call; ``want`` is what the reference gives."""
+    untouched = np.ones(old["slab"].shape[0], bool)
+    rows = old["rows"]
+    untouched[rows[(rows >= 0) & (rows < untouched.size)]] = False
+    pairs = {"slab": (got[0], want[0], old["slab"])} | {
+        name: (got[1][name], want[1][name], old["slots"][name]) for name in old["slots"]
+    }
+    for name, (new, expected, before) in pairs.items():
+        new = np.asarray(new)
+        np.testing.assert_array_equal(
+            new[untouched].view(np.uint8),
+            before[untouched].view(np.uint8),
+            err_msg=f"{case} {name}",
+        )
+        if new.dtype == ml_dtypes.bfloat16:
+            # The noise is the same: where values do not lie beside its threshold, so are the bits.
+            same = new.view(np.uint16) == expected.view(np.uint16)
+            close = np.isclose(new.astype(np.float32), expected.astype(np.float32), rtol=0.008)
+            assert (same | close | np.isnan(new.astype(np.float32))).all(), (case, rule, name)
+            assert same.mean() > 0.99, (case, rule, name)
+        elif new.dtype == np.int32:
+            np.testing.assert_array_equal(new, expected)
+        else:
+            # A step is a sum of terms: what it loses is measured by the largest of them.
+            with np.errstate(all="ignore"):
+                error = np.abs(new.astype(np.float64) - expected)
+                size = np.maximum(np.abs(before), np.abs(expected)) + np.abs(expected - before)
+                bad = ~(error <= 2e-6 * size + 1e-38) & np.isfinite(expected)
+            assert not bad.any(), (case, rule, name, new[bad][:3], expected[bad][:3])
+            np.testing.assert_array_equal(
+                np.isfinite(new), np.isfinite(expected), err_msg=f"{case} {rule} {name}"
+            )
+
+
+@pytest.mark.parametrize(
+    ("rule", "implementation"),
+    [
+        pytest.param(rule, way, marks=[] if rule in QUICK[way] else pytest.mark.slow)
+        for way in IMPLEMENTATIONS
+        for rule in RULES
+    ],
+)
+def test_equals_reference(rule, implementation):
+    calls = {n: case.arguments(RULES[rule], seed) for seed, (n, case) in enumerate(CASES.items())}
+
+    @jax.jit
+    def run(calls):
+        moved, counts = {}, {}
+        for name, given in calls.items():
+            given = {"rule": RULES[rule], **given, "seed": 7, "implementation": implementation}
+            counts[name] = count_not_finite(**given)
+            moved[name] = row_update(**given)
+        return moved, counts
+
+    moved, counts = run({name: as_arrays(given) for name, given in calls.items()})
+    for name, given in calls.items():
+        with np.errstate(all="ignore"):
+            want = row_update_reference(**given, seed=7)
+        check(name, rule, moved[name], want, given)
+        assert int(counts[name]) == count_not_finite_reference(**given, seed=7), (name, rule)
+        if "extremes" in name:
+            assert int(counts[name]) > 0
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("rule", ["adagrad", "heavy_ball"])
+def test_not_enabled_changes_no_bit(implementation, rule):
+    given = CASES["extremes"].arguments(RULES[rule])
+    run = jax.jit(partial(row_update, given.pop("rule"), implementation=implementation))
+    slab, slots = run(**given, enabled=jnp.bool_(False))
+    assert np.asarray(slab).tobytes() == given["slab"].tobytes()
+    for name, array in slots.items():
+        assert np.asarray(array).tobytes() == given["slots"][name].tobytes()
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_tables_give_rates_and_noise(implementation):
+    given = CASES["bfloat16"].arguments(RULES["adagrad"])
+    starts = np.array([0, 10, 10, 33], np.int32)
+    rates = np.float32([0.5, 9.0, 0.25, 0.0])
+    noise = np.uint32([2**32 - 3, 9, 77, 0])
+    table = np.searchsorted(starts, given["rows"], side="right") - 1
+    given["rates"] = rates[table]
+    noise_rows = given["rows"].astype(np.uint32) + noise[table]
+    want = row_update_reference(**given, noise_rows=noise_rows)
+    given["rates"] = RowTables(*map(jnp.asarray, (starts, rates, noise)))
+    rule = given.pop("rule")
+    got = jax.jit(partial(row_update, rule, implementation=implementation))(**given)
+    check("tables", "adagrad", got, want, {**given, "rule": rule})
+
+
+def test_rows_out_of_range_are_left_out():
+    given = CASES["plain"].arguments(RULES["adam"])
+    given["rows"][-4:] = [-1, -(2**31), 2**31 - 1, given["slab"].shape[0]]
+    want = row_update_reference(**given)
+    for implementation in IMPLEMENTATIONS:
+        arrays = {n: jax.tree.map(jnp.asarray, v) for n, v in given.items() if n != "rule"}
+        got = row_update(given["rule"], **arrays, implementation=implementation)
+        check("out of range", "adam", got, want, given)
+
+
+@pytest.mark.parametrize("rule", ["adagrad", "heavy_ball"])
+def test_donated_tables_are_updated_in_place(rule):
+    given = CASES["bfloat16"].arguments(RULES[rule])
+    arrays = {n: jax.tree.map(jnp.array, v) for n, v in given.items() if n != "rule"}
+    tables = arrays.pop("slab"), arrays.pop("slots")
+    pointers = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(tables)]
+
+    @partial(jax.jit, donate_argnums=0)
+    def run(tables, arrays):
+        count = count_not_finite(RULES[rule], *tables, **arrays, implementation="native")
+        return row_update(
+            RULES[rule], *tables, **arrays, enabled=count == 0, implementation="native"
+        )
+
+    compiled = run.lower(tables, arrays).compile()
+    assert "copy" not in {
+        line.split("(")[0].split()[-1] for line in compiled.as_text().splitlines() if " = " in line
+    }
+    new = compiled(tables, arrays)
+    assert [x.unsafe_buffer_pointer() for x in jax.tree.leaves(new)] == pointers
+
+
+def test_only_shipped_rules_are_fused():
+    assert [is_fused(rule) for rule in RULES.values()] == [n != "heavy_ball" for n in RULES]
+
+    class Other(js.SGD):
+        def update(self, w, slots, g, lr, step):
+            return w, {}
+
+    assert not is_fused(Other(0.1))
+
+
+def test_the_kernel_is_what_runs():
+    given = CASES["plain"].arguments(RULES["sgd"])
+    run = jax.jit(partial(row_update, given.pop("rule"), implementation="native"))
+    assert "jaxsparse_row_update" in run.lower(**given).as_text()
+
+
+def test_timed_cases_are_large():
+    assert all(case.num_rows >= 10**6 for case in TIMED.values())
+
+
+def test_a_table_that_moves_to_huge_pages_keeps_its_rows():
+    size = 3 << 20  # rows of 16 bytes: 48 MiB, above the least that is moved
+    slab = jnp.arange(4 * size, dtype=jnp.float32).reshape(size, 4)
+    rows = jnp.array([0, size // 2, size - 1, size], jnp.int32)
+    run = jax.jit(partial(row_update, RULES["sgd"], implementation="native"), donate_argnums=0)
+    for _ in range(2):
+        slab, _ = run(slab, {}, rows, jnp.ones((4, 4)), jnp.ones((4,)), 0)
+    want = np.arange(4 * size, dtype=np.float32).reshape(size, 4)
+    for _ in range(2):
+        want[[0, size // 2, size - 1]] -= 1
+    np.testing.assert_array_equal(slab, want)

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`unique`: every implementation against its meaning, bitwise."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from jaxsparse.ops.native import library
+from jaxsparse.ops.unique import unique
+from jaxsparse.ops.unique.cases import CASES
+from jaxsparse.ops.unique.reference import unique_reference
+
+needs_native = pytest.mark.skipif(
+    not library.is_available(), reason=f"no native library: {library.why_not()}"
+)
+
+
+@pytest.mark.parametrize("implementation", ["xla", pytest.param("native", marks=needs_native)])
+def test_groups_equal_rows(implementation):
+    def all_cases(rows):
+        return [
+            unique(array, case.num_rows, implementation)
+            for case, array in zip(CASES, rows, strict=True)
+        ]
+
+    rows = [case.rows() for case in CASES]
+    for case, given, got in zip(CASES, rows, jax.jit(all_cases)(rows), strict=True):
+        for part, want in zip(got, unique_reference(given, case.num_rows), strict=True):
+            np.testing.assert_array_equal(np.asarray(part), want, err_msg=case.name)
+
+
+def test_the_best_implementation_is_chosen():
+    text = jax.jit(lambda rows: unique(rows, 5)).lower(np.zeros(4, np.int32)).as_text()
+    assert ("jaxsparse_unique" in text) == library.is_available()
+
+
+def test_an_unknown_implementation_is_refused():
+    with pytest.raises(
+        ValueError, match="implementation must be xla, native, triton or None, got 'cuda'"
+    ):
+        unique(np.zeros(4, np.int32), 5, "cuda")
+
+
+def test_native_says_when_it_is_not_there(monkeypatch):
+    monkeypatch.setattr(library, "_loaded", lambda: "no compiler")
+    with pytest.raises(RuntimeError, match="not there: no compiler"):
+        unique(np.zeros(4, np.int32), 5, "native")
