@@ -67,9 +67,10 @@ def _sparse_step(
     emb: js.EmbeddingCollection, state: Any, ids: Any, grads: Any, step: Any
 ) -> tuple[Any, Any]:
     acts, residuals = emb.lookup(state, ids)
-    # The gradients must wait for the activations, as those of a model do.
-    acts, grads = jax.lax.optimization_barrier((acts, grads))
-    return emb.update(state, residuals, grads, step=step), acts
+    # The update must wait for the activations, as gradients of a model do: XLA would copy the
+    # tables to run it earlier.
+    finite = jnp.isfinite(sum(act[0, 0] for act in acts.values()))
+    return emb.update(state, residuals, grads, step=step, enabled=finite), acts
 
 
 class SparseTask:
