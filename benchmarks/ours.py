@@ -30,6 +30,10 @@ class UsersRule:
 
     rule: Any
 
+    @property
+    def learning_rate(self) -> Any:
+        return self.rule.learning_rate
+
     def init_slots(self, num_rows: int, dim: int) -> Any:
         return self.rule.init_slots(num_rows, dim)
 

@@ -123,4 +123,4 @@ def prepare(workload: Workload, options: dict[str, Any]) -> Task:
 
 
 if __name__ == "__main__":
-    serve(prepare)
+    serve(prepare, check=_load)

@@ -10,6 +10,7 @@ runs it waits for input and takes no core.
   steps, one warm-up before them, ended after s seconds but not before three steps.
 - ``{"do": "memory"}`` -> resident bytes and the like, as the worker knows them.
 - ``{"do": "release"}`` -> ``{}``: frees what was prepared.
+- ``{"do": "check"}`` -> ``{}``, or an error where the worker lacks what it times.
 
 What goes wrong is answered as ``{"error": text}``. The end of the input ends the worker.
 Needs the standard library alone, and numpy through `workload`.
@@ -57,8 +58,13 @@ class WorkerError(Exception):
     """A worker could not do what it was asked, or is gone; the message says why."""
 
 
-def serve(prepare: Prepare) -> None:
-    """Answers requests until the input ends; stdout carries answers and nothing else."""
+def serve(prepare: Prepare, check: Callable[[], Any] = dict) -> None:
+    """Answers requests until the input ends; stdout carries answers and nothing else.
+
+    Args:
+        prepare: makes a task of a workload and options.
+        check: raises where what the worker times is not installed.
+    """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     task: Task | None = None
@@ -70,6 +76,8 @@ def serve(prepare: Prepare) -> None:
         try:
             if request["do"] == "prepare":
                 task = prepare(Workload(**request["workload"]), request.get("options", {}))
+            if request["do"] == "check":
+                check()
             answer = _answer(task, request)
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
@@ -77,7 +85,7 @@ def serve(prepare: Prepare) -> None:
 
 
 def _answer(task: Task | None, request: dict[str, Any]) -> dict[str, Any]:
-    if request["do"] == "release":
+    if request["do"] in ("check", "release"):
         return {}
     if task is None:
         raise RuntimeError(f"{request['do']!r} needs something prepared")
@@ -87,7 +95,7 @@ def _answer(task: Task | None, request: dict[str, Any]) -> dict[str, Any]:
         return task.memory()
     if request["do"] == "run":
         return {"ms": _timed(task, request)}
-    raise ValueError(f"requests are prepare, run, memory and release, got {request['do']!r}")
+    raise ValueError(f"requests are prepare, run, memory, release and check, got {request['do']!r}")
 
 
 def _timed(task: Task, request: dict[str, Any]) -> list[float]:
