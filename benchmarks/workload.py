@@ -21,8 +21,8 @@ TOP = (512, 256)
 RATE = 0.01
 """Learning rate of all rules."""
 
-MOST_IDS = 1 << 24
-"""Ids kept for all batches together, 128 MiB of them."""
+MOST_IDS = 1 << 22
+"""Ids kept for all batches together, 32 MiB of them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
