@@ -4,23 +4,27 @@
 #   VENV=...       where the environment lies
 #   TEST_JOBS=...  test processes side by side (each forces eight CPU devices); 0: in this one
 #   TEST_ARGS=...  more arguments for pytest
+#   BENCH_ARGS=..  arguments for the benchmarks, such as the names of some of them
 
 PYTHON ?= python3
 VENV ?= .venv
 GPU_VENV ?= $(VENV)-gpu
+BENCH_VENV ?= $(VENV)-bench
 TEST_JOBS ?= 2
 TEST_ARGS ?=
+BENCH_ARGS ?=
 
 RUN := $(VENV)/bin/python -m
 PYTEST = $(RUN) pytest -n $(TEST_JOBS) --dist worksteal $(TEST_ARGS)
 
-.PHONY: help train test test-slow test-all notebooks doctest lint types check format clean venv gpu-venv
+.PHONY: help train test test-slow test-all notebooks doctest lint types check format clean bench venv gpu-venv bench-venv
 
 help:
 	@echo 'make train      train the synthetic example and print its AUC'
 	@echo 'make test       the quick tests'
 	@echo 'make test-all   every test, those that compile for GPUs too'
 	@echo 'make notebooks  run the notebooks'
+	@echo 'make bench      time the step, beside FBGEMM and PyTorch; under twelve minutes, quiet machine'
 	@echo 'make check      lint, types, doctests and the quick tests'
 	@echo 'make lint       ruff and the import rules;  make types: mypy;  make doctest'
 	@echo 'make format     put the source in order'
@@ -42,6 +46,9 @@ test-all: venv gpu-venv notebooks
 
 notebooks: venv
 	$(PYTEST) --nbmake notebooks
+
+bench: bench-venv
+	$(BENCH_VENV)/bin/python -m benchmarks $(BENCH_ARGS)
 
 doctest: venv
 	JAX_PLATFORMS=cpu $(RUN) pytest --doctest-modules jaxsparse $(TEST_ARGS)
@@ -68,6 +75,9 @@ clean:
 
 venv:
 	@scripts/venv.sh dev '$(VENV)' '$(PYTHON)'
+
+bench-venv:
+	@scripts/venv.sh bench '$(BENCH_VENV)' '$(PYTHON)'
 
 gpu-venv:
 	@scripts/venv.sh gpu '$(GPU_VENV)' '$(PYTHON)'

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 ROOT = pathlib.Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 Result = dict[str, Any]
 
 
@@ -37,6 +38,18 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "commit": commit.stdout.strip(),
     }
+
+
+def grid(rows: list[list[str]]) -> str:
+    """Lines of a table, columns as wide as they need; all but the first to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if number == 0 else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
 
 
 def describe_machine(result: Result) -> str:
@@ -69,7 +82,34 @@ def run(
     parser.add_argument("--out", help="where the JSON goes; default NAME.json")
     options = parser.parse_args()
     result = measure(options.rows, options.rounds)
-    out = pathlib.Path(options.out or f"{result['benchmark']}.json")
-    out.write_text(json.dumps(result, indent=1) + "\n")
+    save(result, pathlib.Path(options.out or f"{result['benchmark']}.json"))
     print(table(result))
     return result
+
+
+def save(result: Result, path: pathlib.Path) -> None:
+    """Writes the JSON; its folder is made if it is not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def requirement(what: str, got: float, limit: float, *, at_least: bool = True) -> Result:
+    """A figure that has to be reached, for the ``requirements`` of a result.
+
+    Args:
+        what: is measured.
+        got: was measured.
+        limit: of it.
+        at_least: whether the limit is the least or the most.
+    """
+    met = got >= limit if at_least else got <= limit
+    return {"what": what, "got": got, "limit": limit, "at_least": at_least, "met": bool(met)}
+
+
+def summary(requirements: list[Result]) -> str:
+    """Required figures for people, one a line."""
+    return "\n".join(
+        f"{'met' if one['met'] else 'NOT MET':8s} {one['what']:58s} "
+        f"{one['got']:8.3g}  ({'at least' if one['at_least'] else 'at most'} {one['limit']:g})"
+        for one in requirements
+    )

@@ -9,6 +9,11 @@ capacity. Shapes: B batch, F features, L ids in a bag, N ids in all, U distinct 
 R rows, S shards.
 """
 
+from jaxsparse import allocator
+
+# First of all: threads choose their heap when they start, and the import of pyarrow starts one.
+allocator.keep_pages()
+
 from jaxsparse import data
 from jaxsparse.ckpt import CheckpointError, CheckpointManager, SaveError
 from jaxsparse.data.batch import Batch

@@ -1,10 +1,11 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Make or refresh a virtual environment: scripts/venv.sh dev|gpu FOLDER PYTHON
+# Make or refresh a virtual environment: scripts/venv.sh dev|gpu|bench FOLDER PYTHON
 #
-#   dev  the package (editable) with its developer tools
-#   gpu  the package and jax's CUDA compiler, for compiling GPU programs without a GPU; its CUDA
-#        libraries are left out, so it computes on the CPU only
+#   dev    the package (editable) with its developer tools
+#   gpu    the package and jax's CUDA compiler, for compiling GPU programs without a GPU; its CUDA
+#          libraries are left out, so it computes on the CPU only
+#   bench  the package, and the peers it is timed against: PyTorch and FBGEMM's CPU kernels
 #
 # A stamp names the interpreter, the place and the contents of the files that decide what gets
 # installed. Nothing is done while it holds; otherwise the folder is made anew.
@@ -70,8 +71,12 @@ gpu)
     jax_version=$("$venv_python" -c 'import importlib.metadata as m; print(m.version("jax"))')
     install --no-deps "jax-cuda13-plugin==$jax_version" "jax-cuda13-pjrt==$jax_version"
     ;;
+bench)
+    # By pip: uv does not read its configuration, where an index of torch's CPU builds may stand.
+    "$venv_python" -m pip install -c constraints.txt -e '.[bench]'
+    ;;
 *)
-    echo "scripts/venv.sh: the first argument must be dev or gpu, got '$kind'" >&2
+    echo "scripts/venv.sh: the first argument must be dev, gpu or bench, got '$kind'" >&2
     exit 2
     ;;
 esac
