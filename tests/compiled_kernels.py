@@ -115,7 +115,11 @@ def programs():
     add_update("adagrad", rules["adagrad"], HUGE_ROWS, 100, "float32")
     for count, dim in ((27, 64), (70, 13)):
         found[f"dots_{count}_float32_{dim}"] = dots, (tuple([f32(300, dim)] * count),), ()
-    found["unique_int32_1"] = lambda rows: unique(rows, 100_000, implementation="triton"), (i32(1 << 17),), ()
+    found["unique_int32_1"] = (
+        lambda rows: unique(rows, 100_000, implementation="triton"),
+        (i32(1 << 17),),
+        (),
+    )
     return found
 
 

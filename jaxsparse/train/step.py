@@ -116,9 +116,7 @@ def _local_step(
         loss_fn, argnums=(0, 1), has_aux=True
     )(state.params, acts)
     dense_grads = program.reduce_grads(dense_grads, emb.axes)
-    num_bad = sum(
-        jnp.sum(~jnp.isfinite(leaf)) for leaf in jax.tree.leaves((loss, dense_grads))
-    )
+    num_bad = sum(jnp.sum(~jnp.isfinite(leaf)) for leaf in jax.tree.leaves((loss, dense_grads)))
     # A gradient that is not finite moves its rows to what is not; rules, schedules and a narrow
     # wire can make that of finite ones too.
     moves = emb.local.moves(
