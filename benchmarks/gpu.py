@@ -170,7 +170,7 @@ def _dots(implementation: str, vectors: Any) -> Any:
 
 
 def _unique(num_rows: int, implementation: Any, rows: Any) -> Any:
-    return unique(rows, num_rows, implementation)
+    return unique(rows, num_rows, implementation=implementation)
 
 
 # ---- timing -------------------------------------------------------------------------------------

@@ -141,7 +141,7 @@ def _dots(shape: tuple[int, int, int], implementation: str) -> str:
 
 def _groups(case: Any, implementation: Any) -> str:
     rows = case.rows()
-    got = jax.jit(lambda rows: unique(rows, case.num_rows, implementation))(rows)
+    got = jax.jit(lambda rows: unique(rows, case.num_rows, implementation=implementation))(rows)
     want = unique_reference(rows, case.num_rows)
     same = [np.array_equal(a, b) for a, b in zip(got, want, strict=True)]
     return "" if all(same) else "groups differ"

@@ -180,8 +180,7 @@ class EmbeddingCollection:
     @functools.cached_property
     def path(self) -> Path:
         """Which implementations of the operations this mesh gets."""
-        found = path_of(self.mesh.devices.flat[0].platform)
-        return found if found == "native" else "xla"
+        return path_of(self.mesh.devices.flat[0].platform)
 
     @property
     def local(self) -> LocalEmbedding:

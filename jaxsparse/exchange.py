@@ -9,16 +9,16 @@ gathered so that every device makes the same update.
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxsparse.ops.platforms import run_on_platform
+from jaxsparse.ops.paths import Path
 from jaxsparse.ops.row_update import XLA_ROWS, RowAccess
 from jaxsparse.ops.segment_sum import segment_sum
+from jaxsparse.ops.unique import unique
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +32,8 @@ class Route:
     num_rows: int
     """R: rows of the slab on each device; also the address that means "no row"."""
     wire_dtype: Any = None
+    path: Path = "xla"
+    """Which kernels merge rows."""
     access: RowAccess = XLA_ROWS
     """How rows are read."""
 
@@ -83,7 +85,7 @@ class Route:
             grads = lax.all_gather(self._to_wire(grads), self.axes, tiled=True)
         else:
             grads = self._all_to_all(self._to_wire(grads))
-        return merge_rows(asked, grads.astype(jnp.float32), self.num_rows)
+        return merge_rows(asked, grads.astype(jnp.float32), self.num_rows, self.path)
 
     def _all_to_all(self, x: jax.Array) -> jax.Array:
         result: jax.Array = lax.all_to_all(x, self.axes, split_axis=0, concat_axis=0, tiled=True)
@@ -93,7 +95,9 @@ class Route:
         return x if self.wire_dtype is None else x.astype(self.wire_dtype)
 
 
-def merge_rows(rows: jax.Array, grads: jax.Array, num_rows: int) -> tuple[jax.Array, jax.Array]:
+def merge_rows(
+    rows: jax.Array, grads: jax.Array, num_rows: int, path: Path
+) -> tuple[jax.Array, jax.Array]:
     """Sums gradients of equal rows, in the order given.
 
     A row occurs at most once per source, so the sums are short.
@@ -102,47 +106,26 @@ def merge_rows(rows: jax.Array, grads: jax.Array, num_rows: int) -> tuple[jax.Ar
         rows: ``[K]`` int32, padded with ``num_rows``.
         grads: ``[K, D]`` float32.
         num_rows: R.
+        path: which kernels.
 
     Returns:
         Distinct rows ``[K]`` ascending, padded with ``num_rows``, and summed gradients ``[K, D]``.
     """
-    kernels = {"xla": _merge_by_scatter, "native": _merge_by_kernel}
-    merged: tuple[jax.Array, jax.Array] = run_on_platform(
-        "merge_rows", None, {n: partial(k, num_rows) for n, k in kernels.items()}, rows, grads
-    )
-    return merged
-
-
-def _segments(
-    num_rows: int, rows: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Distinct rows, and the order that sorts ``rows``, with row, segment and head of each."""
-    size = rows.shape[0]
-    ordered, order = lax.sort((rows, lax.iota(jnp.int32, size)), num_keys=1, is_stable=True)
-    is_head = jnp.concatenate([jnp.ones(min(size, 1), bool), ordered[1:] != ordered[:-1]])
-    segment = jnp.cumsum(is_head.astype(jnp.int32)) - 1
-    distinct = jnp.full(size, num_rows, jnp.int32).at[segment].set(ordered)
-    return distinct, order, ordered, segment, is_head
+    if path == "xla":
+        return _merge_by_scatter(rows, grads, num_rows)
+    distinct, order, offsets = unique(rows, num_rows, implementation=path)
+    return distinct, segment_sum(grads, offsets, order, implementation=path)
 
 
 def _merge_by_scatter(
-    num_rows: int, rows: jax.Array, grads: jax.Array
+    rows: jax.Array, grads: jax.Array, num_rows: int
 ) -> tuple[jax.Array, jax.Array]:
+    """Sums need no levels here: they are as short as there are devices."""
     size = rows.shape[0]
-    distinct, order, ordered, segment_of_ordered, _ = _segments(num_rows, rows)
+    ordered, order = lax.sort((rows, lax.iota(jnp.int32, size)), num_keys=1, is_stable=True)
+    is_head = jnp.concatenate([jnp.ones(min(size, 1), bool), ordered[1:] != ordered[:-1]])
+    segment_of_ordered = jnp.cumsum(is_head.astype(jnp.int32)) - 1
+    distinct = jnp.full(size, num_rows, jnp.int32).at[segment_of_ordered].set(ordered)
     segment_of_ordered = jnp.where(ordered == num_rows, size, segment_of_ordered)
     segment = jnp.zeros(size, jnp.int32).at[order].set(segment_of_ordered, unique_indices=True)
     return distinct, jnp.zeros_like(grads).at[segment].add(grads, mode="drop")
-
-
-def _merge_by_kernel(
-    num_rows: int, rows: jax.Array, grads: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    size = rows.shape[0]
-    distinct, order, _, segment, is_head = _segments(num_rows, rows)
-    num_real = jnp.sum(rows < num_rows, dtype=jnp.int32)
-    # Segments begin at their heads; that of the padding, and those never used, at the end.
-    heads = jnp.where(is_head, segment, size + 1)
-    starts = jnp.minimum(lax.iota(jnp.int32, size), num_real)
-    offsets = jnp.full(size + 1, num_real).at[heads].set(starts, mode="drop")
-    return distinct, segment_sum(grads, offsets, order, implementation="native")

@@ -81,6 +81,7 @@ class LocalEmbedding:
             num_rows=tuple(slab.rows_per_shard for slab in slabs),
             replicated=tuple(slab.replicated for slab in slabs),
             axes=self.emb.axes,
+            path=self.emb.path,
             mesh=None,
         )
 
@@ -187,8 +188,9 @@ class LocalEmbedding:
         step: jax.Array,
     ) -> Moves:
         tables = row_tables(self.emb, slab, rates, lax.axis_index(self.emb.axes))
-        if self.emb.path == "native" and is_fused(slab.optimizer):
-            return FusedMoves(slab.optimizer, part, slots, rows, grads, tables, step)
+        if self.emb.path != "xla" and is_fused(slab.optimizer):
+            rule, path = slab.optimizer, self.emb.path
+            return FusedMoves(rule, part, slots, rows, grads, tables, step, path)
         rate, noise = tables.of(rows)
         return self._access.move(
             slab.optimizer, part, slots, rows, grads, rate, step, noise, ROUNDING_SEED
@@ -205,5 +207,6 @@ class LocalEmbedding:
             replicated=slab.replicated,
             num_rows=slab.rows_per_shard,
             wire_dtype=self.emb.exchange.wire_dtype,
+            path=self.emb.path,
             access=self._access,
         )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from jaxsparse.ops.paths import Path
 from jaxsparse.ops.row_update import MovedRows, RowTables, count_not_finite, row_update
 from jaxsparse.optimizers import Slots, SparseOptimizer
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 ROUNDING_SEED = 0
 """Seed of the rounding of bfloat16 rows: tables and steps differ as it is (`row_tables`)."""
-
-_FUSED: dict[str, Any] = {"seed": ROUNDING_SEED, "implementation": "native"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,19 +37,24 @@ class FusedMoves:
     """``[K, D]`` float32."""
     tables: RowTables
     step: jax.Array
+    path: Path
 
     def num_not_finite(self, num_rows: int) -> jax.Array:
         """Rows that it would leave with a NaN or infinity; int32 scalar."""
         del num_rows  # as many as the slab has
-        return count_not_finite(self.rule, self.slab, self.slots, *self._inputs, **_FUSED)
+        return count_not_finite(self.rule, self.slab, self.slots, *self._inputs, **self._how)
 
     def put(self, slab: jax.Array, slots: Slots, enabled: jax.Array) -> tuple[jax.Array, Slots]:
         """Makes the update in place."""
-        return row_update(self.rule, slab, slots, *self._inputs, enabled, **_FUSED)
+        return row_update(self.rule, slab, slots, *self._inputs, enabled, **self._how)
 
     @property
     def _inputs(self) -> tuple[jax.Array, jax.Array, RowTables, jax.Array]:
         return self.rows, self.grads, self.tables, self.step
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        return {"seed": ROUNDING_SEED, "implementation": self.path}
 
 
 Moves = MovedRows | FusedMoves

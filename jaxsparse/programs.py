@@ -89,6 +89,7 @@ def row_grads(emb: EmbeddingCollection, residuals: Residuals, grads: Activations
         num_rows=tuple(slab.rows_per_shard for slab in trainable),
         replicated=tuple(slab.replicated for slab in trainable),
         axes=emb.axes,
+        path=emb.path,
         mesh=None,
     )
     specs = (_residuals_spec(emb, residuals), _cut(emb))

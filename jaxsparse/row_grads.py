@@ -12,12 +12,13 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxsparse.exchange import merge_rows
+from jaxsparse.ops.paths import Path
 
 
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("rows", "grads"),
-    meta_fields=("num_rows", "replicated", "axes", "mesh"),
+    meta_fields=("num_rows", "replicated", "axes", "path", "mesh"),
 )
 @dataclasses.dataclass(frozen=True)
 class RowGrads:
@@ -31,6 +32,8 @@ class RowGrads:
     """R of each slab."""
     replicated: tuple[bool, ...]
     axes: tuple[str, ...]
+    path: Path
+    """Which kernels merge them."""
     mesh: Mesh | None
     """None for the per-device blocks inside a ``shard_map``."""
 
@@ -71,7 +74,7 @@ def _merge_global(first: RowGrads, second: RowGrads) -> RowGrads:
 
 def _merge_local(first: RowGrads, second: RowGrads) -> RowGrads:
     merged = [
-        merge_rows(jnp.concatenate([r1, r2]), jnp.concatenate([g1, g2]), num_rows)
+        merge_rows(jnp.concatenate([r1, r2]), jnp.concatenate([g1, g2]), num_rows, first.path)
         for r1, r2, g1, g2, num_rows in zip(
             first.rows, second.rows, first.grads, second.grads, first.num_rows, strict=True
         )

@@ -85,7 +85,7 @@ class TableSpec:
     """``sharded`` by row over the mesh, ``replicated``, on a ``single`` shard, or the planner's."""
 
     dtype: Any = jnp.float32
-    """float32 or bfloat16; slots are always float32."""
+    """float32 or bfloat16, whose updates are rounded at random; slots are always float32."""
 
     initializer: Initializer = uniform(0.05)
     """Draws one initial row from its own key."""

@@ -189,16 +189,16 @@ def abstract_state(trainer):
     return _with_shardings(shapes, state_spec(trainer.emb, shapes), trainer.emb.mesh)
 
 
-def abstract_batch(emb, columns):
+def abstract_batch(emb, columns, num_dense=NUM_DENSE, capacity=CAPACITY):
     """A packed batch as shapes with shardings."""
     # Devices that are only compiled for belong to no process: all of them are taken as ours.
-    prepared = prepare_ids(emb.features, emb.layout.slabs, emb.num_shards, emb.num_shards, columns)
+    prepared = prepare_ids(emb.feature_specs, emb._encoders, emb.num_shards, columns)
     needs = prepared.needs()
-    ids = prepared.pack(emb._shapes(CAPACITY)(needs), needs, emb.path)
+    ids = prepared.pack(emb._shapes(capacity)(needs), needs, emb.path)
     samples = ids.padded_samples
     batch = PackedBatch(
         ids,
-        dense=np.zeros((samples, NUM_DENSE), np.float32),
+        dense=np.zeros((samples, num_dense), np.float32),
         labels=np.zeros(samples, np.float32),
         weights=np.ones(samples, np.float32),
     )
@@ -219,20 +219,24 @@ def make_trainer(emb):
     return js.Trainer(Tower(width), emb, optimizer=optax.adam(1e-3))
 
 
-def compile_step(emb, columns):
-    trainer = make_trainer(emb)
-    state, batch = abstract_state(trainer), abstract_batch(emb, columns)
+def compile_trainer(trainer, columns, **options):
+    """A trainer's step for a batch of ``columns``; options are those of `abstract_batch`."""
+    state, batch = abstract_state(trainer), abstract_batch(trainer.emb, columns, **options)
     # Optimising the machine code takes most of the time on CPU and changes no instruction.
-    options = {"xla_backend_optimization_level": 0}
-    return train_step.lower(trainer.program, state, batch).compile(compiler_options=options)
+    level = {"xla_backend_optimization_level": 0}
+    return train_step.lower(trainer.program, state, batch).compile(compiler_options=level)
 
 
 def facts(emb, columns):
     """Everything the checks below need to know of a compiled step, as JSON types."""
     start = time.perf_counter()
     with program_cache.switched_off():
-        compiled = compile_step(emb, columns)
-    seconds = time.perf_counter() - start
+        compiled = compile_trainer(make_trainer(emb), columns)
+    return facts_of(emb, compiled, time.perf_counter() - start)
+
+
+def facts_of(emb, compiled, seconds):
+    """`facts` of a step that took so long to compile."""
     memory = compiled.memory_analysis()
     state = jax.eval_shape(emb.init, jax.random.key(0))
     arrays = []

@@ -115,7 +115,11 @@ def programs():
     add_update("adagrad", rules["adagrad"], HUGE_ROWS, 100, "float32")
     for count, dim in ((27, 64), (70, 13)):
         found[f"dots_{count}_float32_{dim}"] = dots, (tuple([f32(300, dim)] * count),), ()
-    found["unique_int32_1"] = lambda rows: unique(rows, 100_000, "triton"), (i32(1 << 17),), ()
+    found["unique_int32_1"] = (
+        lambda rows: unique(rows, 100_000, implementation="triton"),
+        (i32(1 << 17),),
+        (),
+    )
     return found
 
 
@@ -169,15 +173,16 @@ def _facts(name, program, target_name, folder):
         "state_bytes": sum(x.size * x.dtype.itemsize for x in state),
         "aliased_bytes": memory.alias_size_in_bytes,
         "temporary_bytes": memory.temp_size_in_bytes,
-        "kernels": _kernels(name, folder),
+        "kernels": kernels_of(folder, name),
         "opcodes": Counter(
             re.findall(r"^\s+(?:ROOT )?%\S+ = .*? ([a-z][\w\-]*)\(", compiled.as_text(), re.M)
         ),
     }
 
 
-def _kernels(name, folder):
-    """Functions of a program's PTX: accesses to memory, and what ptxas says if there is one."""
+def kernels_of(folder, name):
+    """Functions of a dumped program's PTX: accesses to memory, and what ptxas says if there is
+    one."""
     found = {}
     for path in folder.glob(f"*.jit_{name}.*.ptx"):
         text = path.read_text()

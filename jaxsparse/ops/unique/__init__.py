@@ -3,29 +3,28 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from functools import partial
 
 import jax
 
-from jaxsparse.ops.native import library
+from jaxsparse.ops.platforms import run_on_platform
 from jaxsparse.ops.unique.cpu import unique_cpu
 from jaxsparse.ops.unique.gpu import unique_triton
 from jaxsparse.ops.unique.xla import unique_xla
 
 __all__ = ["unique"]
 
-Implementation = Literal["xla", "native", "triton"]
+Groups = tuple[jax.Array, jax.Array, jax.Array]
 
 
-def unique(
-    rows: jax.Array, num_rows: int, implementation: Implementation | None = None
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def unique(rows: jax.Array, num_rows: int, *, implementation: str | None = None) -> Groups:
     """Groups equal rows, in the order they come in.
 
     Args:
         rows: ``[N]`` int32; what is outside [0, R) belongs to no group.
         num_rows: R.
-        implementation: ``xla``, ``native``, ``triton``; None for the best on the default backend.
+        implementation: ``xla``, ``native`` or ``triton``; None for the best.
 
     Returns:
         Distinct rows ``[N]`` int32, ascending, padded with R; ``order [N]`` int32, places in
@@ -33,20 +32,17 @@ def unique(
         entries ``offsets[u]`` to ``offsets[u + 1]`` of ``order``, empty where there is no row.
 
     Raises:
-        RuntimeError: ``native`` without the native library.
-        ValueError: an unknown implementation.
+        ValueError: there is no such implementation.
+        RuntimeError: the native one is asked for and is not there.
     """
-    if implementation is None:
-        is_native = jax.default_backend() == "cpu" and library.is_available()
-        implementation = "native" if is_native else "xla"
-        if jax.default_backend() == "gpu":
-            implementation = "triton"
-    if implementation == "native":
-        return unique_cpu(rows, num_rows)
-    if implementation == "xla":
-        return unique_xla(rows, num_rows)
-    if implementation == "triton":
-        return unique_triton(rows, num_rows)
-    raise ValueError(
-        f"unique: implementation must be xla, native, triton or None, got {implementation!r}"
-    )
+    kernels = {
+        "xla": partial(_called, unique_xla, num_rows),
+        "native": partial(_called, unique_cpu, num_rows),
+        "triton": partial(_called, unique_triton, num_rows),
+    }
+    found: Groups = run_on_platform("unique", implementation, kernels, rows)
+    return found
+
+
+def _called(kernel: Callable[[jax.Array, int], Groups], num_rows: int, rows: jax.Array) -> Groups:
+    return kernel(rows, num_rows)
