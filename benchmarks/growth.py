@@ -24,7 +24,7 @@ from benchmarks.report import (
     save,
     summary,
 )
-from benchmarks.turns import best_threads, quartiles
+from benchmarks.turns import QUARTILES, best_threads, quartiles
 from benchmarks.workers import Worker, ours, peer
 from benchmarks.workload import Workload, bytes_moved, distinct_rows
 
@@ -95,19 +95,19 @@ def _point(worker: Worker, workload: Workload, any_threads: bool = False) -> Res
 class Points:
     """Measures points; a workload that several series have is measured once."""
 
-    def __init__(self, us: Worker, them: Worker) -> None:
-        """Takes a worker of ours on one device, and the peer's."""
+    def __init__(self, us: Worker, them: Worker, ends: dict[Workload, Result]) -> None:
+        """Takes a worker of ours on one device, the peer's, and what is known of ours."""
         self.us, self.them = us, them
+        self.ends = ends
         self.known: dict[Workload, Result] = {}
 
     def of(self, workload: Workload) -> Result:
         """Both measured, and what the step works on."""
-        if workload.id_rows == workload.rows:
-            workload = dataclasses.replace(workload, id_rows=None)
+        workload = workload.plain()
         if workload not in self.known:
             distinct = distinct_rows(workload.draw())
             self.known[workload] = {
-                "ours": _point(self.us, workload),
+                "ours": self.ends.get(workload) or _point(self.us, workload),
                 "peer": _point(self.them, workload, any_threads=True),
                 "num_ids": workload.num_ids,
                 "distinct_rows": distinct,
@@ -146,14 +146,19 @@ def measure(
         hot: the bag of equal ids.
     """
     series = series or SERIES
+    ends = {name: (series[name].points[0][1], series[name].points[-1][1]) for name in TALLER}
+    limited, required = limits(ends, hot, rounds)
+    known = {
+        workload.plain(): {key: limited[name][size][key] for key in QUARTILES}
+        for name, pair in ends.items()
+        for size, workload in zip(("small", "large"), pair, strict=True)
+    }
     told = {}
     with ours() as us, peer() as them:
-        points = Points(us, them)
+        points = Points(us, them, known)
         for name, one in series.items():
             tell(f"{name}: {', '.join(f'{size:,}' for size, _ in one.points)}")
             told[name] = {"title": one.title, "axis": one.axis, "points": points.series(one)}
-    ends = {name: (series[name].points[0][1], series[name].points[-1][1]) for name in TALLER}
-    limited, required = limits(ends, hot, rounds)
     linears = [
         linear(name, told[name]["points"], BASE.num_ids)
         for name in ("bag", "batch")

@@ -24,7 +24,7 @@ MOST_RESIDENT = 1.15
 """Resident memory over weights and slots, the compiled step's temporaries left out."""
 HOT = Workload(tables=1, rows=1_000_000, batch=1, bag=100_000, ids="equal", num_batches=4)
 
-STEPS, SECONDS = 20, 0.5
+STEPS, SECONDS = 15, 0.3
 """Of one turn: whichever ends it first."""
 
 

@@ -13,6 +13,8 @@ from benchmarks.workers import Worker
 MAX_SPREAD = 0.2
 """Interquartile range over median above which turns are taken again."""
 ATTEMPTS = 3
+QUARTILES = ("lower", "median", "upper", "spread")
+"""What `quartiles` tells."""
 
 Turn = Callable[[], list[float]]
 """Runs a worker for a while; milliseconds of each step."""

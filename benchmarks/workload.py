@@ -55,6 +55,10 @@ class Workload:
         """N, ids of a batch over all tables."""
         return self.tables * self.batch * self.bag
 
+    def plain(self) -> Workload:
+        """The same, in the one way in which it is written."""
+        return dataclasses.replace(self, id_rows=None) if self.id_rows == self.rows else self
+
     def draw(self, seed: int = 0) -> list[npt.NDArray[np.int64]]:
         """Ids of each batch, ``[tables, B, L]`` int64."""
         rng = np.random.default_rng(seed)

@@ -16,7 +16,7 @@ import pytest
 
 import jaxsparse as js
 from benchmarks import __main__ as bench
-from benchmarks import ablation, against_peers, growth, growth_limits, op_works, ops, ours
+from benchmarks import ablation, against_peers, growth, growth_limits, op_works, ops, ours, turns
 from benchmarks.charts import draw_growth
 from benchmarks.report import requirement, save, summary
 from benchmarks.workload import state_bytes
@@ -26,7 +26,7 @@ from jaxsparse.ops.segment_sum.cases import GroupCase
 from tests.fake_workers import SMALL, FakeWorker, fakes
 from tests.test_benchmarks import MACHINE
 
-QUARTILES = {"lower", "median", "upper", "spread"}
+QUARTILES = set(turns.QUARTILES)
 
 # ---- what is timed ----------------------------------------------------------------------------
 
