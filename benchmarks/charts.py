@@ -95,5 +95,8 @@ def draw_growth(result: Result, path: pathlib.Path) -> None:
         x=0.01,
         ha="left",
     )
-    figure.legend(handles, labels, loc="outside upper right", ncols=3, frameon=False, fontsize=10)
+    if len(series) < len(panels):
+        panels[-1].legend(handles, labels, loc="center", frameon=False, fontsize=11)
+    else:
+        figure.legend(handles, labels, loc="outside lower right", ncols=3, frameon=False)
     figure.savefig(path)
