@@ -8,9 +8,7 @@ count is the one it is fastest with. Ratios are of lower quartiles over the turn
 from __future__ import annotations
 
 import argparse
-import os
 import pathlib
-import statistics
 from functools import partial
 from typing import Any
 
@@ -25,7 +23,7 @@ from benchmarks.report import (
     save,
     summary,
 )
-from benchmarks.turns import steady_turns
+from benchmarks.turns import best_threads, steady_turns
 from benchmarks.workers import Worker, ours, peer
 from benchmarks.workload import Workload, bytes_moved, distinct_rows
 
@@ -47,21 +45,10 @@ STEPS, SECONDS = 20, 0.4
 """Of one turn: whichever ends it first."""
 
 
-def best_threads(worker: Worker) -> tuple[int, dict[int, float]]:
-    """The thread count the prepared worker is fastest with, and milliseconds of each."""
-    counts = range(1, len(os.sched_getaffinity(0)) + 1)
-    least: dict[int, float] = {}
-    for _ in range(2):
-        for count in counts:
-            step_ms = statistics.median(worker.run(STEPS, SECONDS, count))
-            least[count] = min(step_ms, least.get(count, step_ms))
-    return min(least, key=lambda count: least[count]), least
-
-
 def compare(workload: Workload, us: Worker, them: Worker, rounds: int) -> Result:
     """Both prepared and timed in turns."""
     facts = {"ours": us.prepare(workload), "peer": them.prepare(workload)}
-    threads, by_threads = best_threads(them)
+    threads, by_threads = best_threads(them, STEPS, SECONDS)
     turns = {
         "ours": partial(us.run, STEPS, SECONDS),
         "peer": partial(them.run, STEPS, SECONDS, threads),

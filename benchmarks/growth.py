@@ -1,35 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the sparse part grows with each size, here and there: ``python -m benchmarks.growth``.
 
-Each point is prepared afresh in a worker, ours and then the peer's. Where growth has a limit, the
-two sizes are held by two workers of ours that take turns.
+Each point is prepared in a worker of ours and then in the peer's, which gets the thread count it is
+fastest with. Where growth has a limit, two workers of ours hold the two sizes and take turns.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import pathlib
-import sys
-from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
+from benchmarks.bandwidth import copy_bandwidth
 from benchmarks.charts import draw_growth
+from benchmarks.growth_limits import HOT, limits, linear, tell
 from benchmarks.report import (
     RESULTS,
     Result,
     describe_machine,
     grid,
     machine,
-    requirement,
     save,
     summary,
 )
-from benchmarks.turns import quartiles, steady_turns
+from benchmarks.turns import QUARTILES, best_threads, quartiles
 from benchmarks.workers import Worker, ours, peer
-from benchmarks.workload import Workload, bytes_moved, distinct_rows, state_bytes
+from benchmarks.workload import Workload, bytes_moved, distinct_rows
 
 BASE = Workload()
 
@@ -53,33 +50,24 @@ def _vary(field: str, *values: Any, **fixed: Any) -> tuple[tuple[float, Workload
 
 SERIES = {
     "rows": Series(
-        "26 tables, same ids",
+        "26 tables, the same ids",
         "rows of each table",
         _vary("rows", 100_000, 300_000, 1_000_000, id_rows=100_000),
     ),
     "tall": Series(
-        "2 tables, same ids",
+        "2 tables, the same ids",
         "rows of each table",
         _vary("rows", 100_000, 1_000_000, 10_000_000, tables=2, id_rows=100_000),
     ),
-    "bag": Series("ids of a bag", "ids of each bag", _vary("bag", 1, 2, 4, 8, 16)),
-    "dim": Series("width", "dim", _vary("dim", 8, 16, 32, 64, 128, 256)),
-    "skew": Series("skew", "Zipf exponent", _vary("zipf", 1.05, 1.2, 1.5, 2.0, 3.0)),
-    "batch": Series(
-        "batch", "samples of a batch", _vary("batch", 128, 512, 2048, 8192, 32768, 65536)
-    ),
+    "bag": Series("bags", "ids of each bag", _vary("bag", 1, 2, 4, 16)),
+    "dim": Series("width of rows", "D", _vary("dim", 8, 32, 64, 128, 256)),
+    "skew": Series("skew", "Zipf exponent", _vary("zipf", 1.05, 1.2, 1.5, 2.0)),
+    "batch": Series("batch", "samples of a batch", _vary("batch", 128, 1024, 4096, 16_384, 65_536)),
     "devices": Series("CPU devices", "devices", tuple((n, BASE) for n in (1, 2, 4)), devices=True),
 }
 
-MOST_GROWTH = 1.3
-"""Of the step, over the rows of "rows" and of "tall"."""
-MOST_PER_ID = 1.3
-"""Time of an id at the largest bags over that at the smallest: linear, with room for noise."""
-MOST_HOT = 1.5
-"""Time of a bag of equal ids over one of distinct ids."""
-MOST_RESIDENT = 1.15
-"""Resident memory over weights and slots, the compiled step's temporaries left out."""
-HOT = Workload(tables=1, rows=1_000_000, batch=1, bag=100_000, ids="equal", num_batches=4)
+TALLER = ("rows", "tall")
+"""Series whose ends are compared in turns."""
 
 STEPS, SECONDS = 20, 0.5
 """Of one turn: whichever ends it first."""
@@ -89,113 +77,62 @@ ROUNDS = 10
 """Of turns where growth has a limit."""
 
 
-def _point(worker: Worker, workload: Workload) -> dict[str, Any]:
-    """Quartiles of the steps of a workload; the worker holds nothing afterwards."""
+def _point(worker: Worker, workload: Workload, any_threads: bool = False) -> Result:
+    """Quartiles of the steps of a workload; the worker holds nothing afterwards.
+
+    Args:
+        worker: of ours or the peer's.
+        workload: what it prepares.
+        any_threads: whether it runs on as many threads as it is fastest with.
+    """
     worker.prepare(workload)
-    times = [ms for _ in range(TURNS) for ms in worker.run(STEPS, SECONDS)]
+    threads = best_threads(worker, STEPS, SECONDS / 2)[0] if any_threads else None
+    times = [ms for _ in range(TURNS) for ms in worker.run(STEPS, SECONDS, threads)]
     worker.ask("release")
-    return quartiles(times)
+    return {**quartiles(times), **({"threads": threads} if threads else {})}
 
 
-def measure_series(series: Series, peer_worker: Worker | None) -> list[Result]:
-    """Every point of a series."""
-    points = []
-    with contextlib.ExitStack() as stack:
-        us = None if series.devices else stack.enter_context(ours())
-        for size, workload in series.points:
-            if series.devices:
-                with ours(devices=int(size)) as alone:
-                    point = {"size": size, "ours": _point(alone, workload)}
-            else:
-                assert us is not None
-                point = {"size": size, "ours": _point(us, workload)}
-            if peer_worker is not None and not (series.devices and points):
-                point["peer"] = _point(peer_worker, workload)
+class Points:
+    """Measures points; a workload that several series have is measured once."""
+
+    def __init__(self, us: Worker, them: Worker, ends: dict[Workload, Result]) -> None:
+        """Takes a worker of ours on one device, the peer's, and what is known of ours."""
+        self.us, self.them = us, them
+        self.ends = ends
+        self.known: dict[Workload, Result] = {}
+
+    def of(self, workload: Workload) -> Result:
+        """Both measured, and what the step works on."""
+        workload = workload.plain()
+        if workload not in self.known:
             distinct = distinct_rows(workload.draw())
-            point |= {
+            self.known[workload] = {
+                "ours": self.ends.get(workload) or _point(self.us, workload),
+                "peer": _point(self.them, workload, any_threads=True),
                 "num_ids": workload.num_ids,
                 "distinct_rows": distinct,
                 "bytes": bytes_moved(workload, distinct),
             }
-            points.append(point)
-    return points
+        return self.known[workload]
 
+    def on_devices(self, workload: Workload, devices: int) -> Result:
+        """Ours on several CPU devices; the peer knows nothing of them."""
+        with ours(devices=devices) as alone:
+            return {**self.of(workload), "ours": _point(alone, workload)}
 
-@contextlib.contextmanager
-def _held(*workloads: Workload) -> Iterator[list[Worker]]:
-    with contextlib.ExitStack() as stack:
-        workers = [stack.enter_context(ours()) for _ in workloads]
-        for worker, workload in zip(workers, workloads, strict=True):
-            worker.prepare(workload)
-        yield workers
-
-
-def ratio(small: Workload, large: Workload, rounds: int) -> tuple[Result, list[Result]]:
-    """Lower quartile of the large one over that of the small one, in turns; memory of both."""
-    with _held(small, large) as workers:
-        turns = {
-            name: partial(worker.run, STEPS, SECONDS)
-            for name, worker in zip(("small", "large"), workers, strict=True)
-        }
-        told = steady_turns(turns, rounds)
-        memory = [
-            {**worker.ask("memory"), "state_bytes": state_bytes(workload)}
-            for worker, workload in zip(workers, (small, large), strict=True)
+    def series(self, series: Series) -> list[Result]:
+        """Every point of a series."""
+        return [
+            {
+                "size": size,
+                **(
+                    self.on_devices(workload, int(size))
+                    if series.devices and size > 1
+                    else self.of(workload)
+                ),
+            }
+            for size, workload in series.points
         ]
-    return {**told, "ratio": told["large"]["lower"] / told["small"]["lower"]}, memory
-
-
-def resident_share(memory: Result) -> float:
-    """Resident memory beyond temporaries over weights and slots; the interpreter's own,
-    measured before the tables were made, is left out."""
-    held = memory["resident_bytes"] - memory["base_bytes"] - memory["temporary_bytes"]
-    share: float = held / memory["state_bytes"]
-    return share
-
-
-def limits(series: dict[str, Series], hot: Workload, rounds: int) -> tuple[Result, list[Result]]:
-    """What has a limit, measured, and whether it is kept."""
-    told: Result = {}
-    required = []
-    for name in ("rows", "tall"):
-        (small, first), (large, last) = series[name].points[0], series[name].points[-1]
-        _tell(f"{name}, {small:,g} and {large:,g} in turns")
-        told[name], told[f"{name}_memory"] = ratio(first, last, rounds)
-        tables = first.tables
-        required.append(
-            requirement(
-                f"{tables} tables of {small:,g} to {large:,g} rows: growth of the step",
-                told[name]["ratio"],
-                MOST_GROWTH,
-                at_least=False,
-            )
-        )
-        required.append(
-            requirement(
-                f"{tables} tables of {large:,g} rows: resident over weights and slots",
-                resident_share(told[f"{name}_memory"][1]),
-                MOST_RESIDENT,
-                at_least=False,
-            )
-        )
-    _tell("a bag of equal and one of distinct ids in turns")
-    told["hot"], _ = ratio(dataclasses.replace(hot, ids="distinct"), hot, rounds)
-    required.append(
-        requirement(
-            f"a bag of {hot.bag:,} equal ids over distinct ones",
-            told["hot"]["ratio"],
-            MOST_HOT,
-            at_least=False,
-        )
-    )
-    return told, required
-
-
-def per_id(points: list[Result]) -> float:
-    """Time of an id at the last point over that at the first."""
-    first, last = points[0], points[-1]
-    growth: float = last["ours"]["lower"] / first["ours"]["lower"]
-    return growth / (last["num_ids"] / first["num_ids"])
 
 
 def measure(
@@ -209,34 +146,33 @@ def measure(
         hot: the bag of equal ids.
     """
     series = series or SERIES
+    ends = {name: (series[name].points[0][1], series[name].points[-1][1]) for name in TALLER}
+    limited, required = limits(ends, hot, rounds)
+    known = {
+        workload.plain(): {key: limited[name][size][key] for key in QUARTILES}
+        for name, pair in ends.items()
+        for size, workload in zip(("small", "large"), pair, strict=True)
+    }
     told = {}
-    with peer() as peer_worker:
+    with ours() as us, peer() as them:
+        points = Points(us, them, known)
         for name, one in series.items():
-            _tell(f"{name}: {', '.join(f'{size:,g}' for size, _ in one.points)}")
-            told[name] = {
-                "title": one.title,
-                "axis": one.axis,
-                "points": measure_series(one, peer_worker),
-            }
-    limited, required = limits(series, hot, rounds)
-    linear = requirement(
-        "time of an id, largest bags over single ids",
-        per_id(told["bag"]["points"]),
-        MOST_PER_ID,
-        at_least=False,
-    )
+            tell(f"{name}: {', '.join(f'{size:,}' for size, _ in one.points)}")
+            told[name] = {"title": one.title, "axis": one.axis, "points": points.series(one)}
+    linears = [
+        linear(name, told[name]["points"], BASE.num_ids)
+        for name in ("bag", "batch")
+        if name in told
+    ]
     return {
         "benchmark": "growth",
         "machine": machine(),
+        "copy_bandwidth": copy_bandwidth(),
         "workload": BASE.as_dict(),
         "series": told,
         "limits": limited,
-        "requirements": [*required, linear],
+        "requirements": [*required, *linears],
     }
-
-
-def _tell(what: str) -> None:
-    print(f"growth: {what}", file=sys.stderr)
 
 
 def table(result: Result) -> str:

@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from benchmarks.workers import Worker
+
 MAX_SPREAD = 0.2
 """Interquartile range over median above which turns are taken again."""
 ATTEMPTS = 3
+QUARTILES = ("lower", "median", "upper", "spread")
+"""What `quartiles` tells."""
 
 Turn = Callable[[], list[float]]
 """Runs a worker for a while; milliseconds of each step."""
@@ -50,6 +55,20 @@ def steady_turns(turns: Mapping[str, Turn], rounds: int) -> dict[str, dict[str, 
             best = told
     is_steady = _worst(best) <= MAX_SPREAD
     return {name: {**one, "attempts": attempts, "steady": is_steady} for name, one in best.items()}
+
+
+def best_threads(worker: Worker, steps: int, seconds: float) -> tuple[int, dict[int, float]]:
+    """The thread count that a prepared worker is fastest with, and milliseconds of each count.
+
+    Every count up to that of the cores has two turns, of which the faster counts.
+    """
+    counts = range(1, len(os.sched_getaffinity(0)) + 1)
+    least: dict[int, float] = {}
+    for _ in range(2):
+        for count in counts:
+            step_ms = statistics.median(worker.run(steps, seconds, count))
+            least[count] = min(step_ms, least.get(count, step_ms))
+    return min(least, key=lambda count: least[count]), least
 
 
 def _worst(told: Mapping[str, Mapping[str, Any]]) -> float:

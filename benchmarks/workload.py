@@ -21,8 +21,8 @@ TOP = (512, 256)
 RATE = 0.01
 """Learning rate of all rules."""
 
-MOST_IDS = 1 << 24
-"""Ids kept for all batches together, 128 MiB of them."""
+MOST_IDS = 1 << 22
+"""Ids kept for all batches together, 32 MiB of them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,10 @@ class Workload:
     def num_ids(self) -> int:
         """N, ids of a batch over all tables."""
         return self.tables * self.batch * self.bag
+
+    def plain(self) -> Workload:
+        """The same, in the one way in which it is written."""
+        return dataclasses.replace(self, id_rows=None) if self.id_rows == self.rows else self
 
     def draw(self, seed: int = 0) -> list[npt.NDArray[np.int64]]:
         """Ids of each batch, ``[tables, B, L]`` int64."""

@@ -15,8 +15,6 @@ from benchmarks.bandwidth import copy_bandwidth
 from benchmarks.workload import Workload, bytes_moved, distinct_rows, state_bytes
 from tests.fake_workers import PROCESS, SMALL
 
-QUARTILES = {"lower", "median", "upper", "spread"}
-
 # ---- ids --------------------------------------------------------------------------------------
 
 
@@ -137,4 +135,4 @@ def test_turns_are_taken_again_while_times_spread(
 
     told = turns.steady_turns({"only": take}, rounds=4)["only"]
     assert (told["attempts"], told["steady"], taken) == (attempts, steady, 4 * attempts)
-    assert set(told) == {*QUARTILES, "ms", "attempts", "steady"}
+    assert set(told) == {*turns.QUARTILES, "ms", "attempts", "steady"}

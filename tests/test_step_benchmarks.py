@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pathlib
 import sys
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 
 import jaxsparse as js
 from benchmarks import __main__ as bench
-from benchmarks import ablation, against_peers, growth, ops, ours
+from benchmarks import ablation, against_peers, growth, growth_limits, op_works, ops, ours, turns
 from benchmarks.charts import draw_growth
 from benchmarks.report import requirement, save, summary
 from benchmarks.workload import state_bytes
@@ -25,7 +26,7 @@ from jaxsparse.ops.segment_sum.cases import GroupCase
 from tests.fake_workers import SMALL, FakeWorker, fakes
 from tests.test_benchmarks import MACHINE
 
-QUARTILES = {"lower", "median", "upper", "spread"}
+QUARTILES = set(turns.QUARTILES)
 
 # ---- what is timed ----------------------------------------------------------------------------
 
@@ -60,8 +61,10 @@ def test_our_tasks_train(options: dict[str, Any]) -> None:
 
 
 def tiny_works() -> Any:
-    yield ops.sums(GroupCase(parts=(8192,), dim=64, num_groups=4000, num_entries=20_000), "small")
-    yield next(ops.updates(UpdateCase(), "small"))
+    yield op_works.sums(
+        GroupCase(parts=(8192,), dim=64, num_groups=4000, num_entries=20_000), "small"
+    )
+    yield next(op_works.updates(UpdateCase(), "small"))
 
 
 @pytest.mark.skipif(not library.is_available(), reason="there is no native library")
@@ -109,7 +112,7 @@ def test_the_result_beside_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: path
         against_peers, "peer", fakes(lambda shape: 7.0 if shape.part == "sparse" else 2.2)
     )
     monkeypatch.setattr(against_peers, "copy_bandwidth", lambda: 1e6)
-    monkeypatch.setattr(against_peers.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     shapes = {
         name: dataclasses.replace(SMALL, part=shape.part, rule=shape.rule)
         for name, shape in against_peers.WORKLOADS.items()
@@ -127,7 +130,9 @@ def test_the_result_beside_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: path
 
 
 def test_the_result_of_growth(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
-    monkeypatch.setattr(growth, "ours", fakes(lambda shape: shape.num_ids / 100))
+    for module in (growth, growth_limits):
+        monkeypatch.setattr(module, "ours", fakes(lambda shape: shape.num_ids / 100))
+    monkeypatch.setattr(growth, "copy_bandwidth", lambda: 1e9)
     monkeypatch.setattr(growth, "peer", fakes(lambda shape: shape.rows / 10))
     points = {
         name: tuple((size, dataclasses.replace(SMALL, **{field: size})) for size in sizes)
@@ -142,10 +147,10 @@ def test_the_result_of_growth(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib
     hot = dataclasses.replace(SMALL, batch=1, bag=40, ids="equal")
     result = growth.measure(2, series, hot)
     check_form(result, "growth", tmp_path)
-    for name, one in result["series"].items():
-        for number, point in enumerate(one["points"]):
+    for one in result["series"].values():
+        for point in one["points"]:
             assert set(point["ours"]) == QUARTILES and point["bytes"] > 0
-            assert ("peer" in point) == (name != "devices" or number == 0)
+            assert set(point["peer"]) == {*QUARTILES, "threads"}
     got = [one["got"] for one in result["requirements"]]
     # Growth and memory of two series, the bag of equal ids, and time of an id.
     assert got == pytest.approx([1, 1.1, 1, 1.1, 1, 1])
@@ -159,10 +164,10 @@ def test_every_series_ends_where_the_figures_are_required() -> None:
     assert (sizes["rows"][0], sizes["rows"][-1]) == (10**5, 10**6)
     assert (sizes["tall"][0], sizes["tall"][-1]) == (10**5, 10**7)
     assert (sizes["batch"][0], sizes["batch"][-1]) == (128, 65_536)
-    for name in ("rows", "tall"):
+    for name in growth.TALLER:
         ids = [shape.id_rows for _, shape in growth.SERIES[name].points]
         assert set(ids) == {10**5}
-    assert growth.HOT.bag == 10**5
+    assert growth_limits.HOT.bag == 10**5
 
 
 def test_the_result_of_the_ablation(
