@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from jaxsparse.distributed import COORDINATOR, LAUNCHED, NUM_PROCESSES, PROCESS_ID
@@ -36,6 +36,8 @@ class _Child:
     index: int
     process: subprocess.Popen[bytes]
     readers: list[threading.Thread]
+    num_forwarded: int = 0
+    """Signals of the launcher that it was sent."""
 
     def signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -79,13 +81,14 @@ def launch(
     address = f"127.0.0.1:{_free_port()}"
     children: list[_Child] = []
     lock = threading.Lock()
-    with _forwarding(children):
+    with _forwarding(children) as forward:
         try:
             for index in range(num_processes):
                 environment = child_environment(
                     os.environ, index, num_processes, devices_per_process, address
                 )
                 children.append(_start(command, index, environment, out, err, lock))
+                forward(children[-1])  # what came while it was started
             return _wait(children, err, lock)
         finally:
             _end(children)
@@ -215,19 +218,30 @@ def _drain(children: Sequence[_Child]) -> None:
 
 
 @contextlib.contextmanager
-def _forwarding(children: Sequence[_Child]) -> Iterator[None]:
-    """Passes SIGTERM and SIGINT on while the job runs; only the main thread may."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def _forwarding(children: Sequence[_Child]) -> Iterator[Callable[[_Child], None]]:
+    """Passes SIGTERM and SIGINT on while the job runs; only the main thread may.
 
-    def forward(number: int, _: Any) -> None:
+    Yields what passes on to one child the signals that it has not had yet.
+    """
+    received: list[int] = []
+
+    def forward(child: _Child) -> None:
+        # A signal may come between any two lines: first counted, then sent, none is sent twice.
+        while child.num_forwarded < len(received):
+            child.num_forwarded += 1
+            child.signal(received[child.num_forwarded - 1])
+
+    def receive(number: int, _: Any) -> None:
+        received.append(number)
         for child in children:
-            child.signal(number)
+            forward(child)
 
-    before = {n: signal.signal(n, forward) for n in (signal.SIGTERM, signal.SIGINT)}
+    if threading.current_thread() is not threading.main_thread():
+        yield forward
+        return
+    before = {n: signal.signal(n, receive) for n in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield
+        yield forward
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

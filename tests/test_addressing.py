@@ -136,7 +136,12 @@ def test_first_ids_are_spread_evenly(size: int) -> None:
     assert worst[0] <= 0.05
 
 
-@pytest.mark.parametrize("size", [10_240_000, 82_000_000, 99_999_989, HUGE])
+SLOW_SIZES = (82_000_000, 99_999_989, HUGE)
+
+
+@pytest.mark.parametrize(
+    "size", [10_240_000, *(pytest.param(size, marks=pytest.mark.slow) for size in SLOW_SIZES)]
+)
 def test_strides_are_spread_evenly(size: int) -> None:
     """Ids 0, s, 2s, ... for s = 2 .. 1,024 on 2 .. 8 shards, 10,000 a shard where V has them."""
     order = Addressing(size)

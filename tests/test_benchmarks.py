@@ -21,6 +21,7 @@ SMALL = (
 MACHINE = {"cpu", "cores", "load_average", "device", "jax", "python", "commit"}
 
 
+@pytest.mark.slow
 def test_the_pipeline_s_result(
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -25,7 +25,7 @@ def emb(devices):
 # ---- the state --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_init_depends_on_key_table_and_row_alone(dtype, devices):
     def rows(devices, placement="sharded", only=("shown",), **table):
         emb = make(devices, only=only, dtype=dtype, placement=placement, **table)

@@ -23,7 +23,11 @@ def emb(devices):
 
 @pytest.mark.parametrize(
     ("devices", "placement"),
-    [(1, "sharded"), (4, "replicated"), ((2, 2), "sharded"), ((2, 2), "single")],
+    [
+        (4, "replicated"),
+        ((2, 2), "sharded"),
+        *(pytest.param(*on, marks=pytest.mark.slow) for on in ((1, "sharded"), ((2, 2), "single"))),
+    ],
     ids=str,
 )
 def test_two_merged_batches_are_one_large_batch(devices, placement):

@@ -39,6 +39,7 @@ def test_without_a_gpu_it_ends_with_code_2(capsys, tmp_path):
     assert not (tmp_path / "gpu.json").exists()
 
 
+@pytest.mark.slow
 def test_the_result_is_told(monkeypatch, capsys, tmp_path):
     """The kernels replaced by XLA's programs, which compile faster."""
     monkeypatch.setattr(gpu.jax, "default_backend", lambda: "gpu")

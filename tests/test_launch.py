@@ -122,6 +122,33 @@ def test_signals_are_forwarded_and_the_job_ends_as_its_processes_do(number):
         assert launcher.wait(FAST_S) == 0
 
 
+def test_a_signal_reaches_a_process_that_is_being_started(monkeypatch):
+    """It may write that it is ready before the launcher has listed it."""
+    program = (
+        "import signal, sys, time\n"
+        "def end(*_): print('saved', file=sys.stderr); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "print('ready', file=sys.stderr, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    start, err = launching._start, io.BytesIO()
+
+    def start_and_be_signalled(command, index, *args):
+        child = start(command, index, *args)
+        while b"[%d] ready" % index not in err.getvalue():
+            time.sleep(0.01)
+        if index == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return child
+
+    monkeypatch.setattr(launching, "_start", start_and_be_signalled)
+    begun = time.monotonic()
+    assert launch([sys.executable, "-c", program], 2, 1, out=io.BytesIO(), err=err) == 0
+    assert time.monotonic() - begun < FAST_S
+    words = sorted(err.getvalue().decode().splitlines())
+    assert words == ["[0] ready", "[0] saved", "[1] ready", "[1] saved"]
+
+
 @pytest.mark.parametrize(("counts", "name"), [((0, 1), "num_processes"), ((1, 0), "devices_per")])
 def test_counts_below_one_are_refused(counts, name):
     with pytest.raises(ValueError, match=f"launch: {name}.* must be at least 1, got 0"):

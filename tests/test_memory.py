@@ -125,7 +125,7 @@ class Twins(nnx.Module):
         return scores + self.second[...].sum()
 
 
-@pytest.mark.parametrize("mesh_name", ["1", "4"])
+@pytest.mark.parametrize("mesh_name", [pytest.param("1", marks=SLOW), "4"])
 def test_shared_tables_and_aliased_arrays_are_donated_once(mesh_name):
     """I04: a buffer passed twice with donation hung, or raised later."""
     shared = table(rule=js.Adam(0.1))
@@ -144,7 +144,7 @@ def test_shared_tables_and_aliased_arrays_are_donated_once(mesh_name):
     assert no_aliases(state)
 
 
-@pytest.mark.parametrize("mesh_name", ["1", "4"])
+@pytest.mark.parametrize("mesh_name", [pytest.param("1", marks=SLOW), "4"])
 @pytest.mark.parametrize("make", [np.array, jnp.array])
 def test_arrays_of_the_user_stay_as_they_are(mesh_name, make):
     """I05: a copy aliased the user's array, and donation took it away."""

@@ -100,7 +100,13 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, dict[
     return path, want
 
 
-@pytest.mark.parametrize(("num_devices", "nodes"), [(1, None), (3, None), (8, None), (4, 2)])
+SLOW_MESHES = ((1, None), (8, None), (4, 2))
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "nodes"),
+    [(3, None), *(pytest.param(*on, marks=pytest.mark.slow) for on in SLOW_MESHES)],
+)
 def test_saved_on_8_devices_loads_on_any_mesh(
     saved: tuple[pathlib.Path, dict[str, np.ndarray]], num_devices: int, nodes: int | None
 ) -> None:

@@ -93,7 +93,7 @@ def test_d03_a_batch_that_does_not_divide_by_the_devices(devices):
     np.testing.assert_allclose(table_rows(trainer, state).sum(axis=1), want, rtol=1e-6)
 
 
-@on_meshes(1, 4, 8, slow=(2, (2, 2)))
+@on_meshes(1, 4, slow=(2, 8, (2, 2)))
 def test_d04_gradients_are_those_of_the_global_mean(devices):
     rng = np.random.default_rng(7)
     rows = (rng.normal(size=(10, 2)) / 16).astype(np.float32)

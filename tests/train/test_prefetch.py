@@ -58,7 +58,7 @@ def arrays(seed: int = 5) -> Any:
     return runs.train_data(seed=seed).dataset
 
 
-@pytest.mark.parametrize("prefetch", [1, 4])
+@pytest.mark.parametrize("prefetch", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_results_do_not_depend_on_it(trainer: Any, prefetch: int) -> None:
     def run(prefetch: int) -> tuple[Any, set[str]]:
         data = Watched(arrays())
@@ -134,7 +134,7 @@ def test_a_callback_that_stops_ends_the_thread(trainer: Any) -> None:
     assert data.state()["offset"] == 6 and not threads()
 
 
-@pytest.mark.parametrize("prefetch", [0, 4])
+@pytest.mark.parametrize("prefetch", [pytest.param(0, marks=pytest.mark.slow), 4])
 def test_the_dataset_may_be_evaluated_while_it_is_trained_on(
     tmp_path: Any, trainer: Any, prefetch: int
 ) -> None:

@@ -75,7 +75,7 @@ def die() -> None:
     ("options", "background"),
     [
         ({"eval_every": 7}, False),
-        ({"steps": None, "epochs": 3}, True),
+        pytest.param({"steps": None, "epochs": 3}, True, marks=pytest.mark.slow),
         pytest.param({}, False, marks=pytest.mark.slow),
         pytest.param({}, True, marks=pytest.mark.slow),
         pytest.param({"eval_every": 7}, True, marks=pytest.mark.slow),
@@ -100,8 +100,10 @@ def test_killed_anywhere_and_resumed(
     assert saves[0] == saves[1]
 
 
-@pytest.mark.parametrize("prefetch", [0, 3])
-@pytest.mark.parametrize("at", [6, EPOCH, EPOCH + 1])
+@pytest.mark.parametrize("prefetch", [pytest.param(0, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize(
+    "at", [6, *(pytest.param(at, marks=pytest.mark.slow) for at in (EPOCH, EPOCH + 1))]
+)
 def test_sigterm_saves_and_returns(
     tmp_path: pathlib.Path, trainer: Any, at: int, prefetch: int
 ) -> None:
@@ -184,6 +186,7 @@ def test_a_dataset_without_a_position_is_skipped_to_it(
     runs.assert_same(runs.leaves(trainer, got.state), runs.leaves(trainer, want.state))
 
 
+@pytest.mark.slow
 def test_bad_batches_are_skipped_once(tmp_path: pathlib.Path) -> None:
     trainer = runs.make_trainer(2)
     trainer.on_bad_sample = "skip"
@@ -264,6 +267,7 @@ def test_people_are_told(
     assert err.count("resumed at step 2") == 1 and "left at initial values" not in err
 
 
+@pytest.mark.slow
 def test_a_run_that_has_made_its_epochs_ends_at_once(tmp_path: pathlib.Path) -> None:
     trainer = runs.make_trainer(1)
     steps = []
