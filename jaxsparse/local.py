@@ -55,8 +55,9 @@ class LocalEmbedding:
             route = self._route(slab)
             slab_asked = route.ask(slab_ids.rows)
             slab_vectors = route.answer(part, slab_asked)
-            acts |= self._pool(route, part, slab_vectors, slab_ids, ids)
-            asked.append(slab_asked)
+            pooled = self._pool(route, part, slab_vectors, slab_ids, ids)
+            asked.append(_known_after(slab_asked, next(iter(pooled.values()))))
+            acts |= pooled
             vectors.append(slab_vectors if slab_ids.weights is not None else None)
         in_order = {spec.name: acts[spec.name] for spec in self.emb.features}
         return in_order, Residuals(ids, tuple(asked), tuple(vectors))
@@ -210,3 +211,15 @@ class LocalEmbedding:
             path=self.emb.path,
             access=self._access,
         )
+
+
+def _known_after(rows: jax.Array, read: jax.Array) -> jax.Array:
+    """The rows, as values that depend on what was ``read``.
+
+    An update of these rows then comes after the reading. Where gradients do not depend on
+    activations XLA sees no order between two kernels, and would copy the table to have none.
+    """
+    if read.size == 0:
+        return rows
+    never = read[(0,) * read.ndim] > jnp.inf
+    return rows + never.astype(rows.dtype)

@@ -186,3 +186,21 @@ def test_wire_dtypes(devices):
 def test_a_narrow_wire_says_that_it_is_not_exact():
     field = inspect.getsource(specs.Exchange).split("wire_dtype: Any = None")[1]
     assert "gives up exactness" in field
+
+
+@pytest.mark.parametrize("num_devices", [1, 4])
+def test_gradients_that_know_no_activation_copy_no_table(num_devices, devices):
+    """Then nothing but the rows orders the update behind the lookup, in one program of the user."""
+    table = js.TableSpec("t", vocabulary_size=40_000, embedding_dim=16, placement="sharded")
+    mesh = js.make_mesh(devices=devices[:num_devices])
+    emb = js.EmbeddingCollection([js.FeatureSpec("f", table)], mesh=mesh)
+
+    def step(state, ids):
+        acts, residuals = emb.lookup(state, ids)
+        ones = jax.tree.map(jnp.ones_like, acts)
+        return emb.update(state, residuals, ones, step=0), acts
+
+    state, ids = emb.init(jax.random.key(0)), emb.pack({"f": np.arange(16)})
+    compiled = jax.jit(step, donate_argnums=0).lower(state, ids).compile()
+    assert " copy(" not in compiled.as_text()
+    assert compiled.memory_analysis().temp_size_in_bytes < state.slabs[0].nbytes / num_devices / 10
