@@ -193,14 +193,14 @@ def test_the_collectives_are_checked_by_the_command():
 
 
 @pytest.mark.slow
-def test_bad_input_is_told_by_each_process_and_exits_2(tmp_path):
+def test_bad_input_is_told_by_process_and_exits_2(tmp_path):
+    """The first to tell ends the job, which may leave the other no time to join and tell too."""
     missing = str(tmp_path / "none.toml")
     done = jaxsparse("launch", "-n", "2", "--", "train", missing)
     assert done.returncode == 2
-    for index in (0, 1):
-        assert (
-            f"[{index}] jaxsparse: process {index}: error: {missing}: no such file" in done.stderr
-        )
+    told = [line for line in done.stderr.splitlines() if "no such file" in line]
+    both = [f"[{i}] jaxsparse: process {i}: error: {missing}: no such file" for i in (0, 1)]
+    assert told and set(told) <= set(both), done.stderr
 
 
 @pytest.mark.slow
