@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import re
 
-README = pathlib.Path(__file__).resolve().parents[1] / "README.md"
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
 
 
 def test_readme_python_runs(capsys) -> None:  # type: ignore[no-untyped-def]
@@ -28,3 +30,17 @@ def test_readme_example_is_within_the_first_forty_lines() -> None:
 
 def test_readme_has_no_placeholder() -> None:
     assert not re.findall(r"\b[A-Z]+_[A-Z_]+\b", README.read_text().replace("XLA_FLAGS", ""))
+
+
+def test_quoted_figures_are_those_of_the_kept_run() -> None:
+    kept = json.loads((ROOT / "benchmarks" / "results" / "against_peers.json").read_text())
+    told = kept["workloads"]
+    assert kept["machine"]["cpu"] == "AMD EPYC" and kept["machine"]["cores"] == 2
+    rows = re.findall(
+        r"^\| .*?Adagrad \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", README.read_text(), re.M
+    )
+    order = ("DLRM step, exact Adagrad", "sparse, exact Adagrad", "sparse, row-wise Adagrad")
+    assert len(rows) == len(order)
+    for row, name in zip(rows, order, strict=True):
+        ours, peer = told[name]["ours"]["lower"], told[name]["peer"]["lower"]
+        assert row == (f"{ours:.1f}", f"{peer:.1f}", f"{told[name]['ratio']:.2f}")
