@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import pathlib
 import shutil
@@ -73,6 +74,27 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     out, _ = told(JAXSPARSE_CACHE_DIR=str(tmp_path / "file"))
     assert out[1].startswith(f"{tmp_path}/file cannot be written: ")
+
+
+@pytest.mark.skipif(not library.is_available(), reason="no native library here")
+@pytest.mark.parametrize("num_bytes", [0, 60_000])
+def test_a_damaged_library_is_built_again(tmp_path, monkeypatch, num_bytes):
+    """A shortened library would end the process that loads it."""
+    whole = compiler.build().read_bytes()
+    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", str(tmp_path))
+    built = []
+
+    def put(_, path):
+        built.append(path)
+        path.write_bytes(whole)
+        path.with_suffix(".sha256").write_text(hashlib.sha256(whole).hexdigest())
+
+    monkeypatch.setattr(compiler, "_compile", put)
+    path = compiler.build()
+    assert compiler.build() == path and len(built) == 1
+    path.write_bytes(whole[:num_bytes])
+    assert compiler.build() == path and len(built) == 2
+    assert path.read_bytes() == whole
 
 
 def test_kernels_left_out_on_purpose_are_no_news(tmp_path):

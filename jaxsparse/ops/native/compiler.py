@@ -48,12 +48,12 @@ def build() -> Path:
     """
     compiler = _compiler()
     path = cache_folder() / f"kernels-{_key(compiler)}.so"
-    if path.exists():
+    if _is_whole(path):
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path.parent / "lock"):
-            if not path.exists():  # another process may have made it meanwhile
+            if not _is_whole(path):  # another process may have made it meanwhile
                 _compile(compiler, path)
     except OSError as error:
         raise NoNativeLibrary(f"{path.parent} cannot be written: {error}") from error
@@ -66,6 +66,23 @@ def cache_folder() -> Path:
         return Path(named)
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "jaxsparse"
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether the library is there as it was written: a shortened one ends the process that
+    loads it."""
+    try:
+        return _digest_file(path).read_text() == _digest_of(path)
+    except OSError:
+        return False
+
+
+def _digest_file(path: Path) -> Path:
+    return path.with_suffix(".sha256")
+
+
+def _digest_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _compiler() -> str:
@@ -103,7 +120,10 @@ def _compile(compiler: str, path: Path) -> None:
             list(pool.map(_run, commands))
         library = Path(folder) / "kernels.so"
         _run([compiler, "-shared", "-o", str(library), *map(str, objects), "-pthread"])
+        # The digest last, and of the new file: until then the library is taken for none.
+        digest = _digest_of(library)
         library.replace(path)
+        _digest_file(path).write_text(digest)
 
 
 def _run(command: list[str]) -> None:
