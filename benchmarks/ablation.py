@@ -8,16 +8,14 @@ all distinct, which is the work there would be without it.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
-import pathlib
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from benchmarks.report import RESULTS, Result, describe_machine, grid, machine, save
+from benchmarks.report import Result, describe_machine, grid, machine, run_turns
 from benchmarks.turns import quartiles, take_turns
 from benchmarks.workers import Worker, ours
 from benchmarks.workload import Workload
@@ -114,14 +112,7 @@ def table(result: Result) -> str:
 
 def main() -> Result:
     """Measures, prints and keeps the result."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns")
-    parser.add_argument("--out", type=pathlib.Path, default=RESULTS / "ablation.json")
-    options = parser.parse_args()
-    result = measure(options.rounds)
-    save(result, options.out)
-    print(table(result))
-    return result
+    return run_turns(__doc__, measure, table, rounds=ROUNDS)
 
 
 if __name__ == "__main__":

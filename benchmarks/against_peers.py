@@ -7,20 +7,17 @@ count is the one it is fastest with. Ratios are of lower quartiles over the turn
 
 from __future__ import annotations
 
-import argparse
-import pathlib
 from functools import partial
 from typing import Any
 
 from benchmarks.bandwidth import copy_bandwidth
 from benchmarks.report import (
-    RESULTS,
     Result,
     describe_machine,
     grid,
     machine,
     requirement,
-    save,
+    run_turns,
     summary,
 )
 from benchmarks.turns import best_threads, steady_turns
@@ -128,14 +125,7 @@ def table(result: Result) -> str:
 
 def main() -> Result:
     """Measures, prints and keeps the result."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=PAIRS, help="turns; at least 10 to quote")
-    parser.add_argument("--out", type=pathlib.Path, default=RESULTS / "against_peers.json")
-    options = parser.parse_args()
-    result = measure(options.rounds)
-    save(result, options.out)
-    print(table(result))
-    return result
+    return run_turns(__doc__, measure, table, rounds=PAIRS)
 
 
 if __name__ == "__main__":

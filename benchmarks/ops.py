@@ -7,8 +7,6 @@ rate is told as a share of the copy bandwidth measured in the same run.
 
 from __future__ import annotations
 
-import argparse
-import pathlib
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,13 +19,12 @@ import jax.numpy as jnp
 from benchmarks.bandwidth import copy_bandwidth
 from benchmarks.op_works import Work, works
 from benchmarks.report import (
-    RESULTS,
     Result,
     describe_machine,
     grid,
     machine,
     requirement,
-    save,
+    run_turns,
     summary,
 )
 from benchmarks.turns import quartiles
@@ -140,14 +137,7 @@ def table(result: Result) -> str:
 
 def main() -> Result:
     """Measures, prints and keeps the result."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns; at least 4 to quote")
-    parser.add_argument("--out", type=pathlib.Path, default=RESULTS / "ops.json")
-    options = parser.parse_args()
-    result = measure(options.rounds)
-    save(result, options.out)
-    print(table(result))
-    return result
+    return run_turns(__doc__, measure, table, rounds=ROUNDS)
 
 
 if __name__ == "__main__":

@@ -87,6 +87,31 @@ def run(
     return result
 
 
+def run_turns(
+    description: str | None,
+    measure: Callable[[int], Result],
+    table: Callable[[Result], str],
+    *,
+    rounds: int,
+) -> Result:
+    """As `run`, for what is measured in turns and kept in `RESULTS`.
+
+    Args:
+        description: of the benchmark.
+        measure: of a number of turns.
+        table: the result for people.
+        rounds: default number of turns, fit for figures to quote.
+    """
+    parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=rounds, help="turns; as many to quote")
+    parser.add_argument("--out", type=pathlib.Path, help="where the JSON goes")
+    options = parser.parse_args()
+    result = measure(options.rounds)
+    save(result, options.out or RESULTS / f"{result['benchmark']}.json")
+    print(table(result))
+    return result
+
+
 def save(result: Result, path: pathlib.Path) -> None:
     """Writes the JSON; its folder is made if it is not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
