@@ -15,31 +15,11 @@ from tests.cli.commands import (
     Done,
     captured,
     run,
-    run_synthetic,
     sets,
     write_files,
 )
 
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    folder = tmp_path / "work"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return folder
-
-
-@pytest.fixture
-def files(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A run's TOML beside its data."""
-    return write_files(tmp_path / "data")
-
-
-@pytest.fixture(scope="module")
-def synthetic(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, Done]:
-    """The folder of a short synthetic run, and what it printed."""
-    folder = tmp_path_factory.mktemp("synthetic") / "run"
-    return folder, run_synthetic(folder)
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
