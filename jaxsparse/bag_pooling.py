@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxsparse.bag_plan import BagPlan
 from jaxsparse.ops.embedding_bag import embedding_bag
 from jaxsparse.ops.paths import Path
-from jaxsparse.ops.segment_sum import bag_gradients
+from jaxsparse.ops.segment_sum import BagGradients
 from jaxsparse.packed import PackedIds, SlabIds
 from jaxsparse.packing import bag_width
 from jaxsparse.pooling import Activations, Specs, bag_scale
@@ -62,9 +62,9 @@ def pool_bags(
 
 
 def bag_row_gradients(
-    grads: Activations, slab: SlabIds, plan: BagPlan, ids: PackedIds, specs: Specs, path: Path
-) -> jax.Array:
-    """Gradients ``[S * C, D]`` float32 of the distinct rows this device asked for.
+    grads: Activations, slab: SlabIds, plan: BagPlan, ids: PackedIds, specs: Specs
+) -> BagGradients:
+    """Gradients ``[S * C, D]`` float32 of the distinct rows this device asked for, to be summed.
 
     Args:
         grads: gradients of `pool_bags`' result, same shapes.
@@ -72,16 +72,14 @@ def bag_row_gradients(
         plan: their plan.
         ids: the batch.
         specs: features by name.
-        path: which kernels.
     """
-    return bag_gradients(
+    return BagGradients(
         _by_feature(grads, slab),
         plan.row_offsets,
         plan.row_bags,
         plan.row_ids,
         _weights(slab),
         _scales(slab, ids, specs),
-        implementation=path,
     )
 
 

@@ -304,8 +304,12 @@ class EmbeddingCollection:
             step: global step; 0 is the first update.
             enabled: False changes no bit.
         """
-        row_grads = self.row_grads(residuals, grads)
-        return self.apply(state, row_grads, step=step, enabled=enabled)
+        self.check_grads(residuals.ids, grads)
+        checks.check_state(state, self.layout_fingerprint)
+        new: EmbeddingState = programs.update(
+            self, state, residuals, grads, checks.checked_step(step), jnp.asarray(enabled, bool)
+        )
+        return new
 
     def row_grads(self, residuals: Residuals, grads: Activations) -> RowGrads:
         """The sparse gradient: distinct rows and their summed gradients."""

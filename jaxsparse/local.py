@@ -17,6 +17,7 @@ from jaxsparse.exchange import Route
 from jaxsparse.layout import SlabLayout
 from jaxsparse.moves import ROUNDING_SEED, FusedMoves, Moves
 from jaxsparse.ops.row_update import NATIVE_ROWS, XLA_ROWS, MovedRows, RowAccess, is_fused
+from jaxsparse.ops.segment_sum import BagGradients
 from jaxsparse.optimizers import Slots
 from jaxsparse.packed import PackedIds, SlabIds
 from jaxsparse.pooling import Activations, pool, row_gradients, weight_gradients
@@ -26,6 +27,10 @@ from jaxsparse.state import EmbeddingState
 
 if TYPE_CHECKING:
     from jaxsparse.embedding import EmbeddingCollection
+
+
+Gradients = tuple[jax.Array, jax.Array | BagGradients]
+"""Distinct local rows ``[K]`` int32, and their gradients ``[K, D]``."""
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("ids", "asked", "vectors"), meta_fields=())
@@ -64,21 +69,11 @@ class LocalEmbedding:
 
     def row_grads(self, residuals: Residuals, grads: Activations) -> RowGrads:
         """Summed gradients of the rows this device owns."""
-        self.emb.check_grads(residuals.ids, grads)
-        rows, sums, slabs = [], [], []
-        for slab, asked, slab_ids in zip(
-            self.emb.layout.slabs, residuals.asked, residuals.ids.slabs, strict=True
-        ):
-            if not slab.trainable:
-                continue
-            local = self._row_gradients(grads, slab_ids, residuals.ids)
-            owned, summed = self._route(slab).give_back(asked, local)
-            rows.append(owned)
-            sums.append(summed)
-            slabs.append(slab)
+        owned = self._owned_gradients(residuals, grads)
+        slabs = [slab for slab in self.emb.layout.slabs if slab.trainable]
         return RowGrads(
-            rows=tuple(rows),
-            grads=tuple(sums),
+            rows=tuple(rows for rows, _ in owned),
+            grads=tuple(self._summed(sums) for _, sums in owned),
             num_rows=tuple(slab.rows_per_shard for slab in slabs),
             replicated=tuple(slab.replicated for slab in slabs),
             axes=self.emb.axes,
@@ -90,13 +85,7 @@ class LocalEmbedding:
         self, state: EmbeddingState, row_grads: RowGrads, step: jax.Array
     ) -> tuple[Moves, ...]:
         """What each trainable slab's rule makes of its touched rows; writes nothing."""
-        rates = self.emb.rates(state, step)
-        slabs = self._trainable(state)
-        gradients = zip(row_grads.rows, row_grads.grads, strict=True)
-        return tuple(
-            self._move(slab, part, slots, rows, grads, rates, step)
-            for (slab, part, slots), (rows, grads) in zip(slabs, gradients, strict=True)
-        )
+        return self._moves(state, list(zip(row_grads.rows, row_grads.grads, strict=True)), step)
 
     def write(
         self, state: EmbeddingState, moves: tuple[Moves, ...], enabled: jax.Array | bool = True
@@ -135,8 +124,10 @@ class LocalEmbedding:
         step: jax.Array,
         enabled: jax.Array | bool = True,
     ) -> EmbeddingState:
-        """`row_grads`, then `apply`."""
-        return self.apply(state, self.row_grads(residuals, grads), step, enabled)
+        """`row_grads`, then `apply`: nobody sees the sums, and a kernel need not write them."""
+        return self.write(
+            state, self._moves(state, self._owned_gradients(residuals, grads), step), enabled
+        )
 
     def weight_grads(
         self, residuals: Residuals, grads: Activations
@@ -160,11 +151,35 @@ class LocalEmbedding:
         table, rows = (part, slab.rows) if route.is_local else (vectors, None)
         return pool_bags(table, rows, slab, slab.plan, ids, specs, self.emb.path)
 
-    def _row_gradients(self, grads: Activations, slab: SlabIds, ids: PackedIds) -> jax.Array:
+    def _owned_gradients(self, residuals: Residuals, grads: Activations) -> list[Gradients]:
+        """By trainable slab, the distinct rows this device owns and their gradients."""
+        self.emb.check_grads(residuals.ids, grads)
+        ids = residuals.ids
+        parts = zip(self.emb.layout.slabs, residuals.asked, ids.slabs, strict=True)
+        return [
+            self._give_back(slab, asked, self._row_gradients(grads, slab_ids, ids))
+            for slab, asked, slab_ids in parts
+            if slab.trainable
+        ]
+
+    def _give_back(
+        self, slab: SlabLayout, asked: jax.Array, local: jax.Array | BagGradients
+    ) -> Gradients:
+        route = self._route(slab)
+        if route.num_devices == 1:
+            return asked, local
+        return route.give_back(asked, self._summed(local))
+
+    def _summed(self, grads: jax.Array | BagGradients) -> jax.Array:
+        return grads.sum(self.emb.path) if isinstance(grads, BagGradients) else grads
+
+    def _row_gradients(
+        self, grads: Activations, slab: SlabIds, ids: PackedIds
+    ) -> jax.Array | BagGradients:
         specs = self.emb.feature_specs
         if isinstance(slab.plan, LevelPlan):
             return row_gradients(grads, slab, ids, specs)
-        return bag_row_gradients(grads, slab, slab.plan, ids, specs, self.emb.path)
+        return bag_row_gradients(grads, slab, slab.plan, ids, specs)
 
     def _weight_gradients(
         self, vectors: jax.Array, grads: Activations, slab: SlabIds, ids: PackedIds
@@ -178,13 +193,23 @@ class LocalEmbedding:
         parts = zip(self.emb.layout.slabs, state.slabs, state.slots, strict=True)
         return [(slab, part, slots) for slab, part, slots in parts if slab.trainable]
 
+    def _moves(
+        self, state: EmbeddingState, gradients: list[Gradients], step: jax.Array
+    ) -> tuple[Moves, ...]:
+        rates = self.emb.rates(state, step)
+        slabs = self._trainable(state)
+        return tuple(
+            self._move(slab, part, slots, rows, grads, rates, step)
+            for (slab, part, slots), (rows, grads) in zip(slabs, gradients, strict=True)
+        )
+
     def _move(
         self,
         slab: SlabLayout,
         part: jax.Array,
         slots: Slots,
         rows: jax.Array,
-        grads: jax.Array,
+        grads: jax.Array | BagGradients,
         rates: dict[str, jax.Array],
         step: jax.Array,
     ) -> Moves:
@@ -193,8 +218,9 @@ class LocalEmbedding:
             rule, path = slab.optimizer, self.emb.path
             return FusedMoves(rule, part, slots, rows, grads, tables, step, path)
         rate, noise = tables.of(rows)
+        summed = self._summed(grads)
         return self._access.move(
-            slab.optimizer, part, slots, rows, grads, rate, step, noise, ROUNDING_SEED
+            slab.optimizer, part, slots, rows, summed, rate, step, noise, ROUNDING_SEED
         )
 
     @property

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from jaxsparse.ops.paths import Path
 from jaxsparse.ops.row_update import MovedRows, RowTables, count_not_finite, row_update
+from jaxsparse.ops.segment_sum import BagGradients
 from jaxsparse.optimizers import Slots, SparseOptimizer
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ class FusedMoves:
     slots: Slots
     rows: jax.Array
     """``[K]`` int32 distinct local rows, padded with R."""
-    grads: jax.Array
-    """``[K, D]`` float32."""
+    grads: jax.Array | BagGradients
+    """``[K, D]`` float32; not yet summed where nobody asks before the update is made."""
     tables: RowTables
     step: jax.Array
     path: Path
@@ -42,15 +43,14 @@ class FusedMoves:
     def num_not_finite(self, num_rows: int) -> jax.Array:
         """Rows that it would leave with a NaN or infinity; int32 scalar."""
         del num_rows  # as many as the slab has
-        return count_not_finite(self.rule, self.slab, self.slots, *self._inputs, **self._how)
+        grads = self.grads.sum(self.path) if isinstance(self.grads, BagGradients) else self.grads
+        inputs = self.rows, grads, self.tables, self.step
+        return count_not_finite(self.rule, self.slab, self.slots, *inputs, **self._how)
 
     def put(self, slab: jax.Array, slots: Slots, enabled: jax.Array) -> tuple[jax.Array, Slots]:
         """Makes the update in place."""
-        return row_update(self.rule, slab, slots, *self._inputs, enabled, **self._how)
-
-    @property
-    def _inputs(self) -> tuple[jax.Array, jax.Array, RowTables, jax.Array]:
-        return self.rows, self.grads, self.tables, self.step
+        inputs = self.rows, self.grads, self.tables, self.step
+        return row_update(self.rule, slab, slots, *inputs, enabled, **self._how)
 
     @property
     def _how(self) -> dict[str, Any]:

@@ -110,6 +110,21 @@ def apply(
     return _on_mesh(emb, emb.local.apply, specs, specs[0])(state, row_grads, step, enabled)
 
 
+@partial(jax.jit, static_argnums=0, donate_argnums=1)
+def update(
+    emb: EmbeddingCollection,
+    state: EmbeddingState,
+    residuals: Residuals,
+    grads: Activations,
+    step: jax.Array,
+    enabled: jax.Array,
+) -> Any:
+    """`row_grads` and `apply` in one."""
+    spec = emb.state_spec()
+    specs = (spec, _residuals_spec(emb, residuals), _cut(emb), WHOLE, WHOLE)
+    return _on_mesh(emb, emb.local.update, specs, spec)(state, residuals, grads, step, enabled)
+
+
 @partial(jax.jit, static_argnums=0)
 def weight_buffers(emb: EmbeddingCollection, residuals: Residuals, grads: Activations) -> Any:
     """By slab, gradients of per-id weights in buffer order ``[N * M']``; None without weights."""

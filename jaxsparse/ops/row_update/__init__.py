@@ -14,6 +14,7 @@ from jaxsparse.ops.row_update.cpu import count_not_finite_native, is_fused, row_
 from jaxsparse.ops.row_update.gpu import count_not_finite_triton, row_update_triton
 from jaxsparse.ops.row_update.tables import RowTables
 from jaxsparse.ops.row_update.xla import NATIVE_ROWS, XLA_ROWS, MovedRows, RowAccess
+from jaxsparse.ops.segment_sum import BagGradients
 
 __all__ = [
     "NATIVE_ROWS",
@@ -34,7 +35,7 @@ def row_update(
     slab: jax.Array,
     slots: Slots,
     rows: jax.Array,
-    grads: jax.Array,
+    grads: jax.Array | BagGradients,
     rates: jax.Array | RowTables,
     step: jax.Array | int,
     enabled: jax.Array | bool = True,
@@ -54,7 +55,8 @@ def row_update(
         slab: ``[R, D]`` float32 or bfloat16.
         slots: by name ``[R, D]`` or ``[R]``.
         rows: ``[K]`` int32 distinct; those outside ``[0, R)`` stand for nothing.
-        grads: ``[K, D]`` float32.
+        grads: ``[K, D]`` float32, or sums to be made: ``native`` with a shipped rule makes and uses
+            them a few rows at a time, all others make them first.
         rates: ``[K]`` float32 learning rate of each row, or the slab's tables.
         step: int32 global step.
         enabled: False changes no bit.
@@ -84,6 +86,8 @@ def row_update(
         if is_fused(rule)
         else partial(_update_by_rows, XLA_ROWS, rule, seed),
     }
+    if isinstance(grads, BagGradients) and not (implementation == "native" and is_fused(rule)):
+        grads = grads.sum(implementation)
     args = (slab, slots, rows, grads, _tables(rates, rows, noise_rows), jnp.int32(step))
     new: tuple[jax.Array, Slots] = run_on_platform(
         "row_update", implementation, kernels, *args, jnp.asarray(enabled, bool)

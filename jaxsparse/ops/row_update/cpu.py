@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxsparse.ops.native.arguments import or_empty, presence
 from jaxsparse.ops.row_update.tables import RowTables
+from jaxsparse.ops.segment_sum import BagGradients
 from jaxsparse.optimizers import SGD, Adagrad, Adam, Ftrl, RowwiseAdagrad
 
 HANDLERS = (
@@ -17,6 +19,7 @@ HANDLERS = (
     "jaxsparse_count_not_finite",
     "jaxsparse_read_rows",
     "jaxsparse_write_rows",
+    "jaxsparse_row_update_by_bags",
 )
 
 # Exact types, in the order of `RuleKind` in rules.h: a subclass may have another formula.
@@ -42,24 +45,37 @@ def row_update_native(
     slab: jax.Array,
     slots: Slots,
     rows: jax.Array,
-    grads: jax.Array,
+    grads: jax.Array | BagGradients,
     tables: RowTables,
     step: jax.Array,
     enabled: jax.Array,
 ) -> tuple[jax.Array, Slots]:
     """`row_update` of a rule that `is_fused`; in place where slab and slots are donated.
 
-    ``tables`` without ``starts`` has rates and noise by entry of ``rows``.
+    ``tables`` without ``starts`` has rates and noise by entry of ``rows``. `BagGradients` are
+    summed as they are used: the array of sums is never written.
     """
     names = _slot_names(rule)
     arrays = [slab, *(slots[name] for name in names)]
-    inputs = (*_inputs(rows, grads, tables, step), enabled)
+    inputs: tuple[Any, ...]
+    of_tables = tables.starts, tables.rates, tables.noise, step, enabled
+    if isinstance(grads, BagGradients):
+        handler, parts = HANDLERS[4], grads.grads
+        ids, weights = or_empty(grads.ids, np.int32), or_empty(grads.weights, np.float32)
+        scale = or_empty(grads.scale, np.float32)
+        inputs = (rows, grads.offsets, grads.bags, ids, weights, scale, *of_tables)
+        present = presence(grads.bags, grads.weights, grads.scale)
+        attributes = {"present": present, **_attributes(rule, seed)}
+    else:
+        handler, parts = HANDLERS[0], ()
+        inputs = (rows, grads, *of_tables)
+        attributes = _attributes(rule, seed)
     call = jax.ffi.ffi_call(
-        HANDLERS[0],
+        handler,
         [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays],
         input_output_aliases={len(inputs) + index: index for index in range(len(arrays))},
     )
-    new_slab, *new_slots = call(*inputs, *arrays, **_attributes(rule, seed))
+    new_slab, *new_slots = call(*inputs, *arrays, *parts, **attributes)
     return new_slab, dict(zip(names, new_slots, strict=True))
 
 
@@ -76,7 +92,7 @@ def count_not_finite_native(
     """`count_not_finite` of a rule that `is_fused`."""
     arrays = [slab, *(slots[name] for name in _slot_names(rule))]
     call = jax.ffi.ffi_call(HANDLERS[1], jax.ShapeDtypeStruct((), jnp.int32))
-    inputs = _inputs(rows, grads, tables, step)
+    inputs = rows, grads, tables.starts, tables.rates, tables.noise, step
     count: jax.Array = call(*inputs, *arrays, **_attributes(rule, seed))
     return count
 
@@ -106,12 +122,6 @@ def _slot_names(rule: Any) -> tuple[str, ...]:
     if getattr(rule, "catch_up_decay", False):
         names = (*names, "last_step")
     return names
-
-
-def _inputs(
-    rows: jax.Array, grads: jax.Array, tables: RowTables, step: jax.Array
-) -> tuple[jax.Array, ...]:
-    return rows, grads, tables.starts, tables.rates, tables.noise, step
 
 
 def _attributes(rule: Any, seed: int) -> dict[str, Any]:

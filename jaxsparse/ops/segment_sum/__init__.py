@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
@@ -14,7 +17,15 @@ from jaxsparse.ops.segment_sum.grouped import bag_gradients_xla, segment_sum_xla
 from jaxsparse.ops.segment_sum.levels import FAN_IN, level_sizes, plan_levels
 from jaxsparse.ops.segment_sum.xla import sum_levels
 
-__all__ = ["FAN_IN", "bag_gradients", "level_sizes", "plan_levels", "segment_sum", "sum_levels"]
+__all__ = [
+    "FAN_IN",
+    "BagGradients",
+    "bag_gradients",
+    "level_sizes",
+    "plan_levels",
+    "segment_sum",
+    "sum_levels",
+]
 
 
 def segment_sum(
@@ -100,3 +111,25 @@ def bag_gradients(
     args = jax.tree.map(jnp.asarray, (grads, offsets, bags, ids, weights, scale))
     sums: jax.Array = run_on_platform("bag_gradients", implementation, kernels, *args)
     return sums
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("grads", "offsets", "bags", "ids", "weights", "scale"),
+    meta_fields=(),
+)
+@dataclasses.dataclass(frozen=True)
+class BagGradients:
+    """The arguments of `bag_gradients`: sums that are not made yet."""
+
+    grads: tuple[jax.Array, ...]
+    offsets: jax.Array
+    bags: jax.Array
+    ids: jax.Array | None = None
+    weights: jax.Array | None = None
+    scale: jax.Array | None = None
+
+    def sum(self, implementation: str | None = None) -> jax.Array:
+        """``[K, D]`` float32."""
+        by_bag = self.grads, self.offsets, self.bags, self.ids, self.weights, self.scale
+        return bag_gradients(*by_bag, implementation=implementation)

@@ -61,11 +61,13 @@ JS_INLINE void store8(f64x8 sum, float, double* to) { std::memcpy(to, &sum, size
 
 template <typename T>
 JS_INLINE void prefetch_row(const T* row, int64_t dim) {
-  const char* at = reinterpret_cast<const char*>(row);
-  const int64_t bytes = std::min<int64_t>(dim * sizeof(T), kBytesAhead / 4);
-  // Into the second level: the queue before the first is too short for that many lines.
-  for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(at + byte, 0, 2);
-  __builtin_prefetch(at + bytes - 1, 0, 2);  // rows need not begin where a cache line does
+  const auto at = reinterpret_cast<uintptr_t>(row);
+  const uintptr_t end = at + std::min<int64_t>(dim * sizeof(T), kBytesAhead / 4);
+  // Into the second level: the queue before the first is too short for that many lines. Rows need
+  // not begin where a line does.
+  for (uintptr_t line = at / 64 * 64; line < end; line += 64) {
+    __builtin_prefetch(reinterpret_cast<const void*>(line), 0, 2);
+  }
 }
 
 // Rows of several arrays [parts_f, dim] as if of their concatenation.
@@ -79,6 +81,8 @@ class Parts {
       stride_ = std::gcd(stride_, size);
     }
     stride_ = std::max<int64_t>(stride_, 1);
+    while ((int64_t{1} << (shift_ - 31)) < stride_) ++shift_;
+    inverse_ = ((uint64_t{1} << shift_) + stride_ - 1) / stride_;
     blocks_.reserve(num_rows_ / stride_);
     for (size_t part = 0; part < arrays.size(); ++part) {
       for (int64_t row = 0; row < sizes[part]; row += stride_) {
@@ -90,7 +94,8 @@ class Parts {
   int64_t num_rows() const { return num_rows_; }
 
   JS_INLINE T* row(int64_t index) const {
-    const uint32_t block = static_cast<uint32_t>(index) / static_cast<uint32_t>(stride_);
+    // index / stride_ without a division: exact below 2^31.
+    const auto block = static_cast<int64_t>(static_cast<uint64_t>(index) * inverse_ >> shift_);
     return blocks_[block] + (index - block * stride_) * dim_;
   }
 
@@ -98,7 +103,17 @@ class Parts {
   int64_t dim_;
   int64_t num_rows_ = 0;
   int64_t stride_ = 0;  // divides every part
+  uint64_t inverse_ = 0;
+  int shift_ = 31;
   std::vector<T*> blocks_;
+};
+
+// Rows `first` and on of one array.
+struct Rows {
+  float* rows;
+  int64_t first, dim;
+
+  JS_INLINE float* row(int64_t k) const { return rows + (k - first) * dim; }
 };
 
 // Group k is terms begin(k) .. end(k). Offsets are not trusted.
@@ -180,11 +195,35 @@ JS_INLINE void copy_term(const Terms& terms, int64_t j, int64_t dim, float scale
   }
   const float factor = terms.factor(j);
   int64_t column = 0;
+  for (; column + 64 <= dim; column += 64) {
+#pragma GCC unroll 8
+    for (int v = 0; v < 8; ++v) {
+      const f32x8 value = load8(row + column + 8 * v) * factor * scale;
+      std::memcpy(out + column + 8 * v, &value, sizeof value);
+    }
+  }
   for (; column + 8 <= dim; column += 8) {
     const f32x8 value = load8(row + column) * factor * scale;
     std::memcpy(out + column, &value, sizeof value);
   }
   for (; column < dim; ++column) out[column] = load1(row + column) * factor * scale;
+}
+
+// Groups of one term each: group k is term k.
+template <typename Terms, typename Out>
+JS_INLINE void copy_terms(const Terms& terms, const Groups& groups, const Out& out,
+                          const float* scale, int64_t dim, int64_t first, int64_t last) {
+  const int64_t ahead = std::clamp<int64_t>(kBytesAhead / (terms.row_bytes(dim) + 1), 1, 64);
+  const int64_t end = std::min(last, groups.num_terms);
+  for (int64_t k = first; k < end; ++k) {
+    if (k + ahead < groups.num_terms) {
+      if (const auto* row = terms.row(k + ahead)) prefetch_row(row, dim);
+    }
+    copy_term(terms, k, dim, scale == nullptr ? 1.0f : scale[k], out.row(k));
+  }
+  for (int64_t k = std::max(first, end); k < last; ++k) {
+    std::memset(out.row(k), 0, dim * sizeof(float));
+  }
 }
 
 // ---- all sums ----------------------------------------------------------------------------------
@@ -201,10 +240,11 @@ struct LongGroups {
 
 // Groups first .. last but for the long ones, which are noted. `out` has row(k), `scale` may be
 // null. To be called from a function of several versions (JS_CLONES).
-template <typename Terms>
-JS_INLINE void sum_short_groups(const Terms& terms, const Groups& groups, const Parts<float>& out,
+template <typename Terms, typename Out>
+JS_INLINE void sum_short_groups(const Terms& terms, const Groups& groups, const Out& out,
                                 const float* scale, int64_t dim, int64_t first, int64_t last,
                                 LongGroups& noted) {
+  if (groups.offsets == nullptr) return copy_terms(terms, groups, out, scale, dim, first, last);
   const int64_t ahead = std::clamp<int64_t>(kBytesAhead / (terms.row_bytes(dim) + 1), 1, 64);
   for (int64_t k = first; k < last; ++k) {
     const int64_t begin = groups.begin(k), end = groups.end(k);
@@ -227,27 +267,16 @@ JS_INLINE void sum_short_groups(const Terms& terms, const Groups& groups, const 
   }
 }
 
-// Two functions of several versions do the work: short(first, last, noted) calls
-// `sum_short_groups`, block(begin, end, partial) sums terms into `partial [dim]` float64.
-template <typename Short, typename Block>
-void sum_groups(const Groups& groups, const Parts<float>& out, const float* scale, int64_t dim,
-                Short&& short_groups, Block&& block) {
-  LongGroups noted;
-  const int64_t work = groups.work(groups.num_groups);
-  const int64_t grain = std::max<int64_t>(kBytesPerTask / (dim * sizeof(float) + 16), 16);
-  parallel_for(work, grain, [&](int64_t begin, int64_t end) {
-    // Of all cuts the last is at num_groups, where all work is before it.
-    const int64_t first = groups.at_work(begin);
-    const int64_t last = end == work ? groups.num_groups : groups.at_work(end);
-    short_groups(first, last, noted);
-  });
-  if (noted.groups.empty()) return;
-
+// Groups of more than a block, each cut into blocks: put(n, sums) takes the float64 sums [dim] of
+// the n-th. block(begin, end, partial), a function of several versions, sums terms.
+template <typename Block, typename Put>
+void sum_long_groups(const Groups& groups, const std::vector<int64_t>& which, int64_t dim,
+                     Block&& block, Put&& put) {
   struct Piece {
     int64_t begin, end;
   };
   std::vector<Piece> pieces;
-  for (const int64_t k : noted.groups) {
+  for (const int64_t k : which) {
     for (int64_t begin = groups.begin(k); begin < groups.end(k); begin += kBlock) {
       pieces.push_back({begin, std::min(begin + kBlock, groups.end(k))});
     }
@@ -256,18 +285,41 @@ void sum_groups(const Groups& groups, const Parts<float>& out, const float* scal
   parallel_for(pieces.size(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p) block(pieces[p].begin, pieces[p].end, &partial[p * dim]);
   });
-  const double* from = partial.data();
-  for (const int64_t k : noted.groups) {
-    const int64_t count = (groups.end(k) - groups.begin(k) + kBlock - 1) / kBlock;
-    float* to = out.row(k);
-    const float by = scale == nullptr ? 1.0f : scale[k];
-    for (int64_t column = 0; column < dim; ++column) {
-      double sum = 0;
-      for (int64_t p = 0; p < count; ++p) sum += from[p * dim + column];
-      to[column] = static_cast<float>(sum) * by;
+  double* from = partial.data();
+  for (size_t n = 0; n < which.size(); ++n) {
+    const int64_t size = groups.end(which[n]) - groups.begin(which[n]);
+    const int64_t count = (size + kBlock - 1) / kBlock;
+    for (int64_t p = 1; p < count; ++p) {
+      for (int64_t column = 0; column < dim; ++column) from[column] += from[p * dim + column];
     }
+    put(n, from);
     from += count * dim;
   }
+}
+
+// body(first, last): groups on threads, cut by work.
+template <typename Body>
+void parallel_groups(const Groups& groups, int64_t dim, Body&& body) {
+  const int64_t work = groups.work(groups.num_groups);
+  const int64_t grain = std::max<int64_t>(kBytesPerTask / (dim * sizeof(float) + 16), 16);
+  parallel_for(work, grain, [&](int64_t begin, int64_t end) {
+    // Of all cuts the last is at num_groups, where all work is before it.
+    body(groups.at_work(begin), end == work ? groups.num_groups : groups.at_work(end));
+  });
+}
+
+// short_groups(first, last, noted), a function of several versions, calls `sum_short_groups`.
+template <typename Out, typename Short, typename Block>
+void sum_groups(const Groups& groups, const Out& out, const float* scale, int64_t dim,
+                Short&& short_groups, Block&& block) {
+  LongGroups noted;
+  parallel_groups(groups, dim,
+                  [&](int64_t first, int64_t last) { short_groups(first, last, noted); });
+  sum_long_groups(groups, noted.groups, dim, block, [&](size_t n, const double* sums) {
+    float* to = out.row(noted.groups[n]);
+    const float by = scale == nullptr ? 1.0f : scale[noted.groups[n]];
+    for (int64_t c = 0; c < dim; ++c) to[c] = static_cast<float>(sums[c]) * by;
+  });
 }
 
 }  // namespace jaxsparse
