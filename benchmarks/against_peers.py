@@ -31,10 +31,11 @@ WORKLOADS = {
     "sparse, exact Adagrad": Workload(),
     "sparse, row-wise Adagrad": Workload(rule="rowwise_adagrad"),
     "DLRM step, exact Adagrad": Workload(part="dlrm"),
+    "sparse, exact Adagrad, one by one": Workload(waits=True),
 }
-REQUIRED = dict(zip(WORKLOADS, (3.0, 1.5, 1.3), strict=True))
-"""Least ratio of the peer's time to ours."""
-TARGETS = dict(zip(WORKLOADS, (5.0, 2.0, 1.3), strict=True))
+REQUIRED = dict(zip(WORKLOADS, (3.0, 1.5, 1.3), strict=False))
+"""Least ratio of the peer's time to ours; none where each of our steps is waited for."""
+TARGETS = dict(zip(WORKLOADS, (5.0, 2.0, 1.3), strict=False))
 REQUIRED_SHARE, TARGET_SHARE = 0.35, 0.6
 """Of the copy bandwidth, for the first workload."""
 
@@ -85,6 +86,7 @@ def measure(rounds: int = PAIRS, workloads: dict[str, Workload] | None = None) -
     required = [
         requirement(f"{name}: times as fast as the peer", told[name]["ratio"], REQUIRED[name])
         for name in told
+        if name in REQUIRED
     ]
     first = next(iter(told))
     share = requirement(

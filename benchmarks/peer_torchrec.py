@@ -103,6 +103,9 @@ class PeerTask:
         self.loss(logits, self.labels).backward()
         self.optimizer.step()
 
+    def settle(self) -> None:
+        """Every step has waited for itself."""
+
     def set_threads(self, count: int) -> None:
         self.torch.set_num_threads(count)
 

@@ -42,7 +42,10 @@ class Task(Protocol):
     facts: dict[str, Any]
 
     def step(self, number: int) -> None:
-        """Makes a step and waits for it."""
+        """Makes a step, and waits for it or for the one before."""
+
+    def settle(self) -> None:
+        """Waits for all that was begun."""
 
     def set_threads(self, count: int) -> None:
         """Limits the threads of the steps to come."""
@@ -111,6 +114,7 @@ def _timed(task: Task, request: dict[str, Any]) -> list[float]:
         times.append((now - start) * 1e3)
         if now > end and len(times) >= LEAST_STEPS:
             break
+    task.settle()
     return times
 
 

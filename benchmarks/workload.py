@@ -47,6 +47,8 @@ class Workload:
     """Exponent of ``zipf``."""
     id_rows: int | None = None
     """Ids are drawn below this; None: of all rows."""
+    waits: bool = False
+    """Whether each step is waited for before the next batch is touched."""
     num_batches: int = 8
     """Batches that take turns; fewer where they are large."""
 

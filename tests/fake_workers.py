@@ -25,6 +25,8 @@ class Task:
     def step(self, number):
         self.numbers.append(number)
         time.sleep(0.001 * self.threads)
+    def settle(self):
+        pass
     def set_threads(self, count):
         self.threads = count
     def memory(self):

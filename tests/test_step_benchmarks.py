@@ -119,14 +119,14 @@ def test_the_result_beside_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: path
     }
     result = against_peers.measure(10, shapes)
     check_form(result, "against_peers", tmp_path)
-    assert [round(one["ratio"], 2) for one in result["workloads"].values()] == [3.5, 3.5, 1.1]
+    assert [round(one["ratio"], 2) for one in result["workloads"].values()] == [3.5, 3.5, 1.1, 3.5]
     assert [one["met"] for one in result["requirements"]] == [True, True, False, True]
     first = next(iter(result["workloads"].values()))
     assert first["peer_threads"] == 1 and len(first["peer"]["ms"]) == 10
     assert first["floor_ms"] == first["bytes"] / 1e6 * 1e3
     assert first["share"] == first["floor_ms"] / 2.0
     lines = against_peers.table(result).splitlines()
-    assert len(lines) == 1 + 4 + 4 and "3.50" in lines[2]
+    assert len(lines) == 1 + 5 + 4 and "3.50" in lines[2]
 
 
 def test_the_result_of_growth(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
