@@ -164,6 +164,16 @@ def test_odd_batches(num_devices):
         )
 
 
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_padding_above_63_bits_is_found_in_either_byte_order(order):
+    padding = 2**63 + 5
+    spec = js.FeatureSpec("hashed", TABLES["hashed"], padding_id=padding)
+    emb = js.EmbeddingCollection([spec], mesh=js.make_mesh(devices=jax.devices()[:1]))
+    keys = np.array([[1, padding], [padding, padding], [2, 3]], f"{order}u8")
+    check(emb, {"hashed": keys})
+    assert emb.pack({"hashed": keys}).lengths("hashed").tolist() == [1, 0, 2]
+
+
 def test_large_batches_are_cut_over_threads():
     rng = np.random.default_rng(0)
     emb = collection(("columns", "hashed", "columns"), (0, 0, 1), 1)
