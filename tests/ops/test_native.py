@@ -97,6 +97,24 @@ def test_a_damaged_library_is_built_again(tmp_path, monkeypatch, num_bytes):
     assert path.read_bytes() == whole
 
 
+def test_a_user_without_a_home_runs_on_xla(monkeypatch):
+    """As in a container under a number that no list of users has."""
+
+    def homeless(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("JAXSPARSE_CACHE_DIR", raising=False)
+    monkeypatch.setattr(pathlib.Path, "expanduser", homeless)
+    with pytest.raises(compiler.NoNativeLibrary, match=r"no home folder .* JAXSPARSE_CACHE_DIR"):
+        compiler.build()
+
+
+def test_a_named_cache_may_be_in_the_home_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "~/kernels")
+    assert compiler.cache_folder() == tmp_path / "kernels"
+
+
 def test_kernels_left_out_on_purpose_are_no_news(tmp_path):
     out, err = told(JAXSPARSE_NATIVE="0", JAXSPARSE_CACHE_DIR=str(tmp_path))
     assert out[:2] == ["False xla False", "JAXSPARSE_NATIVE=0 leaves them out"]
