@@ -152,6 +152,46 @@ def test_many_callers_at_once_share_the_pool():
     assert not any(thread.is_alive() for thread in threads) and not wrong
 
 
+FORK = """
+import ctypes, os, signal, threading
+from jaxsparse.ops.native import library
+
+count = library.load().jaxsparse_count_chunks
+count.restype = ctypes.c_int64
+few, many = ctypes.c_int64(64), ctypes.c_int64(1)
+
+def call():
+    while True:
+        count(few, many)
+
+for _ in range(4):
+    threading.Thread(target=call, daemon=True).start()
+ends = []
+for _ in range(300):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(5)  # whose handler here is the system's: it ends the process
+        os._exit(0 if count(few, many) == 64 * 63 // 2 else 1)
+    ends.append(os.waitpid(child, 0)[1])
+print(len(ends), sum(map(bool, ends)), flush=True)
+os._exit(0)  # the threads never end
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_process_computes_though_its_parent_was_in_the_middle():
+    """As workers that read data do; whatever lock the parent's threads held."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK],
+        cwd=REPOSITORY,
+        env={**os.environ, "JAXSPARSE_NATIVE_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.split() == ["300", "0"], done.stdout + done.stderr
+
+
 def test_a_block_may_leave_the_kernels_out():
     mesh = js.make_mesh(devices=jax.devices()[:1])
     table = js.TableSpec("t", vocabulary_size=10, embedding_dim=2)
