@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import jax
@@ -183,3 +184,75 @@ def test_a_table_that_moves_to_huge_pages_keeps_its_rows():
     for _ in range(2):
         want[[0, size // 2, size - 1]] -= 1
     np.testing.assert_array_equal(slab, want)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"slab": np.ones((5, 4), np.float16)}, "slab must be float32 or bfloat16 [R, D], got"),
+        ({"slots": {}}, "has the slot 'accumulator', got []"),
+        (
+            {"slots": {"accumulator": np.ones((5, 3), np.float32)}},
+            "slot 'accumulator' must be float32 [R = 5, D = 4], got float32 [5, 3]",
+        ),
+        (
+            {"slots": {"accumulator": np.ones((5, 4), np.float16)}},
+            "slot 'accumulator' must be float32 [R = 5, D = 4], got float16 [5, 4]",
+        ),
+        ({"rows": np.zeros(2, np.int32)}, "grads must be float32 [K = 2, D = 4], got float32 [3,"),
+        ({"grads": np.ones((3, 8), np.float32)}, "grads must be float32 [K = 3, D = 4], got"),
+        ({"rates": np.ones(1, np.float32)}, "rates must be float32 [K = 3], got float32 [1]"),
+        ({"noise_rows": np.arange(2)}, "noise must be uint32 [K = 3], got uint32 [2]"),
+        (
+            {
+                "rates": RowTables(
+                    np.zeros(2, np.int32), np.ones(1, np.float32), np.zeros(2, np.uint32)
+                )
+            },
+            "rates must be float32 [T = 2], got float32 [1]",
+        ),
+        ({"step": np.zeros(0, np.int32)}, "step must be int32 [], got int32 [0]"),
+    ],
+)
+def test_arguments_that_do_not_fit_together_are_refused(wrong, message):
+    """A kernel would read and write beside them."""
+    fitting = {
+        "slab": np.ones((5, 4), np.float32),
+        "slots": {"accumulator": np.ones((5, 4), np.float32)},
+        "rows": np.arange(3, dtype=np.int32),
+        "grads": np.ones((3, 4), np.float32),
+        "rates": np.ones(3, np.float32),
+        "step": 0,
+    }
+    for op in (row_update, count_not_finite):
+        with pytest.raises(ValueError, match=rf"{op.__name__}: .*{re.escape(message)}"):
+            op(js.Adagrad(0.1), **(fitting | wrong))
+    with pytest.raises(ValueError, match=r"enabled must be bool \[\], got bool \[1\]"):
+        row_update(js.Adagrad(0.1), **fitting, enabled=np.ones(1, bool))
+
+
+class Reshaping(js.SGD):
+    """Leaves to the one who writes its rows what numpy would broadcast."""
+
+    def init_slots(self, num_rows, dim):
+        """One number a row."""
+        return {"count": jnp.zeros(num_rows)}
+
+    def update(self, w, slots, g, lr, step):
+        """Moves a row by its first column."""
+        return w[:, :1] - lr * g[:, :1], {"count": slots["count"]}
+
+
+@pytest.mark.parametrize("implementation", ["xla", None])
+def test_a_rule_that_changes_the_shape_of_rows_is_refused(implementation):
+    with pytest.raises(ValueError, match=r"Reshaping.update: w must be \[1, 4\] .* got \[1, 1\]"):
+        row_update(
+            Reshaping(0.1),
+            jnp.ones((5, 4)),
+            {"count": jnp.zeros(5)},
+            jnp.array([1]),
+            jnp.ones((1, 4)),
+            jnp.ones(1),
+            0,
+            implementation=implementation,
+        )

@@ -13,6 +13,7 @@ from jaxsparse.ops.segment_sum.gpu import bag_gradients_triton, segment_sum_trit
 from jaxsparse.ops.segment_sum.grouped import bag_gradients_xla, segment_sum_xla
 from jaxsparse.ops.segment_sum.levels import FAN_IN, level_sizes, plan_levels
 from jaxsparse.ops.segment_sum.xla import sum_levels
+from jaxsparse.ops.shapes import Shapes
 
 __all__ = ["FAN_IN", "bag_gradients", "level_sizes", "plan_levels", "segment_sum", "sum_levels"]
 
@@ -38,7 +39,7 @@ def segment_sum(
         ``[K, D]`` float32.
 
     Raises:
-        ValueError: there is no such implementation.
+        ValueError: shapes or dtypes are others, or there is no such implementation.
         RuntimeError: the native one is asked for and is not there.
 
     >>> values = jnp.array([[1.0], [2.0], [4.0]])
@@ -51,6 +52,10 @@ def segment_sum(
         "triton": derived_from(segment_sum_xla, segment_sum_triton),
     }
     args = jax.tree.map(jnp.asarray, (values, offsets, order))
+    shapes = Shapes("segment_sum")
+    shapes.check("values", args[0], "N, D", jnp.float32)
+    shapes.check("offsets", args[1], "K + 1", jnp.int32)
+    shapes.check("order", args[2], "M", jnp.int32)
     sums: jax.Array = run_on_platform("segment_sum", implementation, kernels, *args)
     return sums
 
@@ -83,7 +88,8 @@ def bag_gradients(
         ``[K, D]`` float32.
 
     Raises:
-        ValueError: weights without ids, or there is no such implementation.
+        ValueError: shapes or dtypes are others, weights come without ids, or there is no such
+            implementation.
         RuntimeError: the native one is asked for and is not there.
 
     >>> grads = (jnp.array([[1.0]]), jnp.array([[2.0], [4.0]]))
@@ -97,6 +103,29 @@ def bag_gradients(
         "native": derived_from(bag_gradients_xla, bag_gradients_native),
         "triton": derived_from(bag_gradients_xla, bag_gradients_triton),
     }
-    args = jax.tree.map(jnp.asarray, (grads, offsets, bags, ids, weights, scale))
+    args = jax.tree.map(jnp.asarray, (tuple(grads), offsets, bags, ids, weights, scale))
+    _check_gradients(*args)
     sums: jax.Array = run_on_platform("bag_gradients", implementation, kernels, *args)
     return sums
+
+
+def _check_gradients(
+    grads: tuple[jax.Array, ...],
+    offsets: jax.Array,
+    bags: jax.Array,
+    ids: jax.Array | None,
+    weights: jax.Array | None,
+    scale: jax.Array | None,
+) -> None:
+    """Raises where the arguments of `bag_gradients` do not fit together."""
+    if not grads:
+        raise ValueError("bag_gradients: grads is empty, expected at least one array")
+    shapes = Shapes("bag_gradients")
+    for number, part in enumerate(grads):
+        shapes.check(f"grads[{number}]", part, "_, D", jnp.float32)
+    shapes.sizes["O"] = sum(part.shape[0] for part in grads)
+    shapes.check("offsets", offsets, "K + 1", jnp.int32)
+    shapes.check("bags", bags, "M", jnp.int32)
+    shapes.check("ids", ids, "M", jnp.int32)
+    shapes.check("weights", weights, "_", jnp.float32)
+    shapes.check("scale", scale, "O", jnp.float32)
