@@ -231,6 +231,29 @@ def test_arguments_that_do_not_fit_together_are_refused(wrong, message):
         row_update(js.Adagrad(0.1), **fitting, enabled=np.ones(1, bool))
 
 
+@pytest.mark.parametrize("implementation", ["xla", None])
+@pytest.mark.parametrize("rule", [js.SGD(0.1), RULES["heavy_ball"]])
+def test_several_gradients_are_judged_at_once(rule, implementation):
+    """As of a search over steps: of each what it would do alone."""
+    grads = np.ones((3, 2, 4), np.float32)
+    grads[1, 0, 2] = grads[2, 0, 0] = grads[2, 1, 3] = np.inf
+
+    def count(each):
+        slots = rule.init_slots(5, 4)
+        return count_not_finite(
+            rule,
+            jnp.ones((5, 4)),
+            slots,
+            jnp.arange(2),
+            each,
+            jnp.ones(2),
+            0,
+            implementation=implementation,
+        )
+
+    assert jax.vmap(count)(grads).tolist() == [0, 1, 2]
+
+
 class Reshaping(js.SGD):
     """Leaves to the one who writes its rows what numpy would broadcast."""
 

@@ -55,6 +55,14 @@ def test_other_rows_are_refused(rows, num_rows, message):
         unique(rows, num_rows)
 
 
+def test_batches_of_rows_are_grouped_one_by_one():
+    rows = np.array([[3, 1, 3], [9, 0, -1]], np.int32)
+    got = jax.vmap(lambda each: unique(each, 5))(rows)
+    for number, each in enumerate(rows):
+        for one, expected in zip(got, unique(each, 5, implementation="xla"), strict=True):
+            np.testing.assert_array_equal(one[number], expected)
+
+
 def test_native_says_when_it_is_not_there(monkeypatch):
     monkeypatch.setattr(library, "_loaded", lambda: "no compiler")
     with pytest.raises(RuntimeError, match="not there: no compiler"):
