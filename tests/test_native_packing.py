@@ -227,6 +227,17 @@ def test_numpy_tells_what_the_kernels_refuse(value, message):
         emb.pack({"small0": value})
 
 
+@pytest.mark.parametrize("kind", [0, 2, 3])
+@pytest.mark.parametrize("splits", [[0, 10**9, 3], [1, 2, 3], [0, 2, 10**9], [0, 2, 2]])
+def test_bags_that_were_overwritten_since_they_were_made_are_refused(kind, splits):
+    """Their splits say what memory is read."""
+    emb = collection(("small",), (kind,), 1)
+    bags = js.Ragged.from_lists([[1, 2], [3]])
+    bags.row_splits[:] = splits
+    with pytest.raises(ValueError, match="feature 'small0': `row_splits` "):
+        emb.pack({"small0": bags})
+
+
 def test_the_first_wrong_feature_is_told():
     emb = collection(("small", "small"), (0, 0), 1)
     with pytest.raises(ValueError, match="feature 'small0': key 99"):
