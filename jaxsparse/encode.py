@@ -107,6 +107,11 @@ def encode(
         return np.where(ids < 0, NOTHING, shard * rows_per_shard + local_row)
 
     if isinstance(value, Ragged):
+        try:
+            # Checked anew: a reader may have filled its arrays anew.
+            value = Ragged(value.values, value.row_splits, value.weights)
+        except ValueError as error:
+            raise ValueError(f"feature {spec.name!r}: {error}") from error
         weights = _checked_weights(spec.name, value)
         return _encode_ragged(spec, codes_of, value.values, value.lengths, weights)
     array = _keys_of(spec.name, value)

@@ -227,7 +227,10 @@ def _native_part(spec: FeatureSpec, value: Any) -> _NativePart | None:
     if keys.dtype not in NATIVE_DTYPES:
         if keys.dtype.kind not in "iu":
             return None
-        keys = keys.astype(np.int64)
+        # uint64 of the other byte order stays so: int64 does not hold a padding id above 2**63.
+        keys = keys.astype(
+            np.uint64 if keys.dtype.itemsize == 8 and keys.dtype.kind == "u" else np.int64
+        )
     size = keys.size
     room = size
     if splits is not None or is_filtered:

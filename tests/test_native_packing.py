@@ -164,6 +164,16 @@ def test_odd_batches(num_devices):
         )
 
 
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_padding_above_63_bits_is_found_in_either_byte_order(order):
+    padding = 2**63 + 5
+    spec = js.FeatureSpec("hashed", TABLES["hashed"], padding_id=padding)
+    emb = js.EmbeddingCollection([spec], mesh=js.make_mesh(devices=jax.devices()[:1]))
+    keys = np.array([[1, padding], [padding, padding], [2, 3]], f"{order}u8")
+    check(emb, {"hashed": keys})
+    assert emb.pack({"hashed": keys}).lengths("hashed").tolist() == [1, 0, 2]
+
+
 def test_large_batches_are_cut_over_threads():
     rng = np.random.default_rng(0)
     emb = collection(("columns", "hashed", "columns"), (0, 0, 1), 1)
@@ -215,6 +225,17 @@ def test_numpy_tells_what_the_kernels_refuse(value, message):
     emb = collection(("small",), (0,), 1)
     with pytest.raises((ValueError, TypeError), match=message):
         emb.pack({"small0": value})
+
+
+@pytest.mark.parametrize("kind", [0, 2, 3])
+@pytest.mark.parametrize("splits", [[0, 10**9, 3], [1, 2, 3], [0, 2, 10**9], [0, 2, 2]])
+def test_bags_that_were_overwritten_since_they_were_made_are_refused(kind, splits):
+    """Their splits say what memory is read."""
+    emb = collection(("small",), (kind,), 1)
+    bags = js.Ragged.from_lists([[1, 2], [3]])
+    bags.row_splits[:] = splits
+    with pytest.raises(ValueError, match="feature 'small0': `row_splits` "):
+        emb.pack({"small0": bags})
 
 
 def test_the_first_wrong_feature_is_told():

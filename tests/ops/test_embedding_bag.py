@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import jax
@@ -133,6 +134,36 @@ def test_the_kernel_is_what_runs():
     assert "jaxsparse_embedding_bag" in lowered.as_text()
 
 
-def test_parts_that_do_not_add_up_are_refused():
-    with pytest.raises(ValueError, match=r"parts \(1, 1\) add up to 2, not 3"):
-        embedding_bag(jnp.zeros((4, 2)), None, jnp.zeros((3,), jnp.int32), parts=(1, 1))
+@pytest.mark.parametrize("parts", [(1, 1), (4, -1)])
+def test_parts_that_do_not_add_up_are_refused(parts):
+    with pytest.raises(ValueError, match=r"parts must be 0 or more and add up to 3, got \("):
+        embedding_bag(jnp.zeros((4, 2)), None, jnp.zeros((3,), jnp.int32), parts=parts)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"table": np.ones((4, 8), np.float16)}, "table must be float32 or bfloat16 [R, D], got"),
+        ({"table": np.ones((4, 8), np.int8)}, "got int8 [4, 8]"),
+        ({"table": np.ones(4, np.float32)}, "got float32 [4]"),
+        ({"rows": np.zeros((2, 2), np.int32)}, "rows must be int32 [K], got int32 [2, 2]"),
+        ({"slots": np.zeros(6, np.uint32)}, "slots must be int32 [M], got uint32 [6]"),
+        ({"offsets": np.zeros(0, np.int32)}, "offsets must be int32 [O + 1], got int32 [0]"),
+        ({"weights": np.ones(5, np.float32)}, "weights must be float32 [M = 6], got float32 [5]"),
+        ({"scale": np.ones(3, np.float32)}, "scale must be float32 [O = 2], got float32 [3]"),
+        (
+            {"offsets": None, "scale": np.ones(2, np.float32)},
+            "scale must be float32 [O = 6], got float32 [2]",
+        ),
+    ],
+)
+def test_arguments_that_do_not_fit_together_are_refused(wrong, message):
+    """A kernel would read beside them."""
+    fitting = {
+        "table": np.ones((4, 8), np.float32),
+        "rows": None,
+        "slots": np.zeros(6, np.int32),
+        "offsets": np.array([0, 2, 6], np.int32),
+    }
+    with pytest.raises(ValueError, match=re.escape(message)):
+        embedding_bag(**(fitting | wrong))

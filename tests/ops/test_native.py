@@ -97,6 +97,24 @@ def test_a_damaged_library_is_built_again(tmp_path, monkeypatch, num_bytes):
     assert path.read_bytes() == whole
 
 
+def test_a_user_without_a_home_runs_on_xla(monkeypatch):
+    """As in a container under a number that no list of users has."""
+
+    def homeless(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("JAXSPARSE_CACHE_DIR", raising=False)
+    monkeypatch.setattr(pathlib.Path, "expanduser", homeless)
+    with pytest.raises(compiler.NoNativeLibrary, match=r"no home folder .* JAXSPARSE_CACHE_DIR"):
+        compiler.build()
+
+
+def test_a_named_cache_may_be_in_the_home_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("JAXSPARSE_CACHE_DIR", "~/kernels")
+    assert compiler.cache_folder() == tmp_path / "kernels"
+
+
 def test_kernels_left_out_on_purpose_are_no_news(tmp_path):
     out, err = told(JAXSPARSE_NATIVE="0", JAXSPARSE_CACHE_DIR=str(tmp_path))
     assert out[:2] == ["False xla False", "JAXSPARSE_NATIVE=0 leaves them out"]
@@ -132,6 +150,46 @@ def test_many_callers_at_once_share_the_pool():
     for thread in threads:
         thread.join(timeout=60)
     assert not any(thread.is_alive() for thread in threads) and not wrong
+
+
+FORK = """
+import ctypes, os, signal, threading
+from jaxsparse.ops.native import library
+
+count = library.load().jaxsparse_count_chunks
+count.restype = ctypes.c_int64
+few, many = ctypes.c_int64(64), ctypes.c_int64(1)
+
+def call():
+    while True:
+        count(few, many)
+
+for _ in range(4):
+    threading.Thread(target=call, daemon=True).start()
+ends = []
+for _ in range(300):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(5)  # whose handler here is the system's: it ends the process
+        os._exit(0 if count(few, many) == 64 * 63 // 2 else 1)
+    ends.append(os.waitpid(child, 0)[1])
+print(len(ends), sum(map(bool, ends)), flush=True)
+os._exit(0)  # the threads never end
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_process_computes_though_its_parent_was_in_the_middle():
+    """As workers that read data do; whatever lock the parent's threads held."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK],
+        cwd=REPOSITORY,
+        env={**os.environ, "JAXSPARSE_NATIVE_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.split() == ["300", "0"], done.stdout + done.stderr
 
 
 def test_a_block_may_leave_the_kernels_out():

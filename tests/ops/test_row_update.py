@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from functools import partial
 
 import jax
@@ -12,9 +14,11 @@ import numpy as np
 import pytest
 
 import jaxsparse as js
+from jaxsparse.ops.native import library
 from jaxsparse.ops.row_update import RowTables, count_not_finite, is_fused, row_update
 from jaxsparse.ops.row_update.cases import CASES, RULES, TIMED
 from jaxsparse.ops.row_update.reference import count_not_finite_reference, row_update_reference
+from jaxsparse.ops.segment_sum import BagGradients
 
 IMPLEMENTATIONS = ("xla", "native")
 QUICK = {
@@ -183,3 +187,140 @@ def test_a_table_that_moves_to_huge_pages_keeps_its_rows():
     for _ in range(2):
         want[[0, size // 2, size - 1]] -= 1
     np.testing.assert_array_equal(slab, want)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"slab": np.ones((5, 4), np.float16)}, "slab must be float32 or bfloat16 [R, D], got"),
+        ({"slots": {}}, "has the slot 'accumulator', got []"),
+        (
+            {"slots": {"accumulator": np.ones((5, 3), np.float32)}},
+            "slot 'accumulator' must be float32 [R = 5, D = 4], got float32 [5, 3]",
+        ),
+        (
+            {"slots": {"accumulator": np.ones((5, 4), np.float16)}},
+            "slot 'accumulator' must be float32 [R = 5, D = 4], got float16 [5, 4]",
+        ),
+        ({"rows": np.zeros(2, np.int32)}, "grads must be float32 [K = 2, D = 4], got float32 [3,"),
+        ({"grads": np.ones((3, 8), np.float32)}, "grads must be float32 [K = 3, D = 4], got"),
+        ({"rates": np.ones(1, np.float32)}, "rates must be float32 [K = 3], got float32 [1]"),
+        ({"noise_rows": np.arange(2)}, "noise must be uint32 [K = 3], got uint32 [2]"),
+        (
+            {
+                "rates": RowTables(
+                    np.zeros(2, np.int32), np.ones(1, np.float32), np.zeros(2, np.uint32)
+                )
+            },
+            "rates must be float32 [T = 2], got float32 [1]",
+        ),
+        ({"step": np.zeros(0, np.int32)}, "step must be int32 [], got int32 [0]"),
+    ],
+)
+def test_arguments_that_do_not_fit_together_are_refused(wrong, message):
+    """A kernel would read and write beside them."""
+    fitting = {
+        "slab": np.ones((5, 4), np.float32),
+        "slots": {"accumulator": np.ones((5, 4), np.float32)},
+        "rows": np.arange(3, dtype=np.int32),
+        "grads": np.ones((3, 4), np.float32),
+        "rates": np.ones(3, np.float32),
+        "step": 0,
+    }
+    for op in (row_update, count_not_finite):
+        with pytest.raises(ValueError, match=rf"{op.__name__}: .*{re.escape(message)}"):
+            op(js.Adagrad(0.1), **(fitting | wrong))
+    with pytest.raises(ValueError, match=r"enabled must be bool \[\], got bool \[1\]"):
+        row_update(js.Adagrad(0.1), **fitting, enabled=np.ones(1, bool))
+
+
+@pytest.mark.parametrize("implementation", ["xla", None])
+@pytest.mark.parametrize("rule", [js.SGD(0.1), RULES["heavy_ball"]])
+def test_several_gradients_are_judged_at_once(rule, implementation):
+    """As of a search over steps: of each what it would do alone."""
+    grads = np.ones((3, 2, 4), np.float32)
+    grads[1, 0, 2] = grads[2, 0, 0] = grads[2, 1, 3] = np.inf
+
+    def count(each):
+        slots = rule.init_slots(5, 4)
+        return count_not_finite(
+            rule,
+            jnp.ones((5, 4)),
+            slots,
+            jnp.arange(2),
+            each,
+            jnp.ones(2),
+            0,
+            implementation=implementation,
+        )
+
+    assert jax.vmap(count)(grads).tolist() == [0, 1, 2]
+
+
+class Reshaping(js.SGD):
+    """Leaves to the one who writes its rows what numpy would broadcast."""
+
+    def init_slots(self, num_rows, dim):
+        """One number a row."""
+        return {"count": jnp.zeros(num_rows)}
+
+    def update(self, w, slots, g, lr, step):
+        """Moves a row by its first column."""
+        return w[:, :1] - lr * g[:, :1], {"count": slots["count"]}
+
+
+@pytest.mark.parametrize("implementation", ["xla", None])
+def test_a_rule_that_changes_the_shape_of_rows_is_refused(implementation):
+    with pytest.raises(ValueError, match=r"Reshaping.update: w must be \[1, 4\] .* got \[1, 1\]"):
+        row_update(
+            Reshaping(0.1),
+            jnp.ones((5, 4)),
+            {"count": jnp.zeros(5)},
+            jnp.array([1]),
+            jnp.ones((1, 4)),
+            jnp.ones(1),
+            0,
+            implementation=implementation,
+        )
+
+
+def test_sums_that_are_to_be_made_are_the_same() -> None:
+    """The kernel that sums and moves in one pass has the bits of the two kernels it stands for."""
+    rng = np.random.default_rng(3)
+    counts = np.array([1, 0, 3, 5000, 1, 7, 2100, 0])
+    offsets = jnp.asarray(np.concatenate([[0], np.cumsum(counts)]), jnp.int32)
+    num_terms, num_bags = int(counts.sum()), 4096
+    rows = jnp.asarray([5, 1, 30, 2, 8, 40, 0, 3], jnp.int32)  # 40 is none
+    for dim, dtype, rule in ((8, jnp.float32, js.Adagrad(0.1)), (17, jnp.bfloat16, js.SGD(0.1))):
+        grads = tuple(
+            jnp.asarray(rng.normal(size=(num_bags // 2, dim)), jnp.float32) for _ in range(2)
+        )
+        by_bag = BagGradients(
+            grads,
+            offsets,
+            jnp.asarray(rng.integers(-1, num_bags + 1, num_terms), jnp.int32),
+            jnp.asarray(rng.permutation(num_terms), jnp.int32),
+            jnp.asarray(rng.normal(size=num_terms), jnp.float32),
+            jnp.asarray(rng.normal(size=num_bags), jnp.float32),
+        )
+        slab = jnp.asarray(rng.normal(size=(31, dim)), dtype)
+        slots = rule.init_slots(31, dim)
+        rates = jnp.full(8, 0.1)
+        results = [
+            row_update(rule, slab, slots, rows, sums, rates, 3, implementation=how)
+            for how in ("native" if library.is_available() else None, "xla")
+            for sums in (by_bag, by_bag.sum(how))
+        ]
+        for first, second in (results[:2], results[2:]):
+            for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+                assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def test_sums_to_be_made_that_do_not_fit_are_refused() -> None:
+    sums = BagGradients((jnp.ones((3, 2)),), jnp.array([0, 1]), jnp.array([0]))
+    slab = jnp.ones((4, 2))
+    with pytest.raises(ValueError, match=r"grads must be float32 \[K = 2, D = 2\], got float32"):
+        row_update(js.SGD(0.1), slab, {}, jnp.array([0, 1]), sums, jnp.ones(2), 0)
+    ragged = dataclasses.replace(sums, scale=jnp.ones(2))
+    with pytest.raises(ValueError, match=r"scale must be float32 \[O = 3\], got float32 \[2\]"):
+        row_update(js.SGD(0.1), slab, {}, jnp.array([0]), ragged, jnp.ones(1), 0)

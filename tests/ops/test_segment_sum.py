@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import jax
@@ -239,6 +240,49 @@ def test_groups_out_of_range_read_and_write_nowhere():
     values, offsets = np.ones((4, 3), np.float32), np.array([-5, 2, 1, 900, 2**31 - 1], np.int32)
     got = segment_sum(values, offsets, implementation="native")
     assert got[:, 0].tolist() == [2, 0, 3, 0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"grads": ()}, "grads is empty, expected at least one array"),
+        (
+            {"grads": (np.ones((2, 8), np.float32), np.ones((2, 4), np.float32))},
+            "grads[1] must be float32 [_, D = 8], got float32 [2, 4]",
+        ),
+        ({"grads": (jnp.ones((4, 8), jnp.bfloat16),)}, "grads[0] must be float32 [_, D], got"),
+        ({"offsets": np.int32(3)}, "offsets must be int32 [K + 1], got int32 []"),
+        ({"bags": np.zeros((6, 1), np.int32)}, "bags must be int32 [M], got int32 [6, 1]"),
+        ({"ids": np.zeros(5, np.int32)}, "ids must be int32 [M = 6], got int32 [5]"),
+        ({"weights": np.ones((3, 1), np.float32)}, "weights must be float32 [_], got float32"),
+        ({"scale": np.ones(5, np.float32)}, "scale must be float32 [O = 4], got float32 [5]"),
+    ],
+)
+def test_gradients_that_do_not_fit_together_are_refused(wrong, message):
+    """A kernel would read beside them."""
+    fitting = {
+        "grads": (np.ones((1, 8), np.float32), np.ones((3, 8), np.float32)),
+        "offsets": np.array([0, 2, 6], np.int32),
+        "bags": np.zeros(6, np.int32),
+        "ids": np.zeros(6, np.int32),
+        "weights": np.ones(3, np.float32),
+    }
+    with pytest.raises(ValueError, match=re.escape(f"bag_gradients: {message}")):
+        bag_gradients(**(fitting | wrong))
+
+
+@pytest.mark.parametrize(
+    ("values", "offsets", "order", "message"),
+    [
+        (np.ones(3, np.float32), np.arange(2), None, "values must be float32 [N, D], got"),
+        (jnp.ones((3, 1), jnp.bfloat16), np.arange(2), None, "values must be float32 [N, D]"),
+        (np.ones((3, 1), np.float32), np.zeros(0, np.int32), None, "offsets must be int32 [K + 1]"),
+        (np.ones((3, 1), np.float32), np.arange(2), np.ones((1, 1), int), "order must be int32"),
+    ],
+)
+def test_sums_of_what_does_not_fit_are_refused(values, offsets, order, message):
+    with pytest.raises(ValueError, match=re.escape(f"segment_sum: {message}")):
+        segment_sum(values, offsets, order)
 
 
 def test_weights_need_ids():

@@ -41,6 +41,28 @@ def test_an_unknown_implementation_is_refused():
         unique(np.zeros(4, np.int32), 5, implementation="cuda")
 
 
+@pytest.mark.parametrize(
+    ("rows", "num_rows", "message"),
+    [
+        (np.zeros((2, 2), np.int32), 5, r"rows must be int32 \[N\], got int32 \[2, 2\]"),
+        (np.zeros(2, np.uint32), 5, r"rows must be int32 \[N\], got uint32 \[2\]"),
+        (np.zeros(2, np.int32), 2**31, r"num_rows must be in \[0, 2\*\*31\), got 2147483648"),
+        (np.zeros(2, np.int32), -1, r"num_rows must be in \[0, 2\*\*31\), got -1"),
+    ],
+)
+def test_other_rows_are_refused(rows, num_rows, message):
+    with pytest.raises(ValueError, match=f"unique: {message}"):
+        unique(rows, num_rows)
+
+
+def test_batches_of_rows_are_grouped_one_by_one():
+    rows = np.array([[3, 1, 3], [9, 0, -1]], np.int32)
+    got = jax.vmap(lambda each: unique(each, 5))(rows)
+    for number, each in enumerate(rows):
+        for one, expected in zip(got, unique(each, 5, implementation="xla"), strict=True):
+            np.testing.assert_array_equal(one[number], expected)
+
+
 def test_native_says_when_it_is_not_there(monkeypatch):
     monkeypatch.setattr(library, "_loaded", lambda: "no compiler")
     with pytest.raises(RuntimeError, match="not there: no compiler"):

@@ -13,6 +13,7 @@ from jaxsparse.ops.embedding_bag.gpu import embedding_bag_triton
 from jaxsparse.ops.embedding_bag.xla import embedding_bag_xla
 from jaxsparse.ops.native.derivatives import derived_from
 from jaxsparse.ops.platforms import Implementation, run_on_platform
+from jaxsparse.ops.shapes import Shapes
 
 __all__ = ["embedding_bag"]
 
@@ -48,7 +49,8 @@ def embedding_bag(
         By part ``[parts_f, D]`` float32; the native kernel writes each where it stays.
 
     Raises:
-        ValueError: ``parts`` do not add up to O, or there is no such implementation.
+        ValueError: shapes or dtypes are others, ``parts`` do not add up to O, or there is no such
+            implementation.
         RuntimeError: the native one is asked for and is not there.
 
     >>> table = jnp.array([[1.0, 2.0], [10.0, 20.0]])
@@ -56,16 +58,38 @@ def embedding_bag(
     >>> pooled.tolist()
     [[11.0, 22.0], [10.0, 20.0]]
     """
-    num_bags = slots.shape[0] if offsets is None else offsets.shape[0] - 1
+    args = jax.tree.map(jnp.asarray, (table, rows, slots, offsets, weights, scale))
+    num_bags = _num_bags(*args)
     parts = (num_bags,) if parts is None else parts
-    if sum(parts) != num_bags:
-        raise ValueError(f"embedding_bag: parts {parts} add up to {sum(parts)}, not {num_bags}")
+    if sum(parts) != num_bags or min(parts, default=0) < 0:
+        raise ValueError(
+            f"embedding_bag: parts must be 0 or more and add up to {num_bags}, got {parts}"
+        )
     xla, native = partial(embedding_bag_xla, parts), partial(embedding_bag_native, parts)
     kernels: dict[str, Implementation] = {
         "xla": xla,
         "native": derived_from(xla, native),
         "triton": derived_from(xla, partial(embedding_bag_triton, parts)),
     }
-    args = jax.tree.map(jnp.asarray, (table, rows, slots, offsets, weights, scale))
     pooled: tuple[jax.Array, ...] = run_on_platform("embedding_bag", implementation, kernels, *args)
     return pooled
+
+
+def _num_bags(
+    table: jax.Array,
+    rows: jax.Array | None,
+    slots: jax.Array,
+    offsets: jax.Array | None,
+    weights: jax.Array | None,
+    scale: jax.Array | None,
+) -> int:
+    """O; raises where the arguments do not fit together."""
+    shapes = Shapes("embedding_bag")
+    shapes.check("table", table, "R, D", jnp.float32, jnp.bfloat16)
+    shapes.check("rows", rows, "K", jnp.int32)
+    shapes.check("slots", slots, "M", jnp.int32)
+    shapes.check("offsets", offsets, "O + 1", jnp.int32)
+    shapes.check("weights", weights, "M", jnp.float32)
+    num_bags = shapes.sizes.setdefault("O", shapes.sizes["M"])
+    shapes.check("scale", scale, "O", jnp.float32)
+    return num_bags

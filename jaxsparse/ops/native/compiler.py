@@ -44,7 +44,7 @@ def build() -> Path:
     """The compiled library, from the cache or made now.
 
     Raises:
-        NoNativeLibrary: there is no compiler, or it failed.
+        NoNativeLibrary: there is no compiler, or it failed, or there is no place for the library.
     """
     compiler = _compiler()
     path = cache_folder() / f"kernels-{_key(compiler)}.so"
@@ -61,11 +61,21 @@ def build() -> Path:
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are kept: ``JAXSPARSE_CACHE_DIR``, or the user's cache."""
-    if named := os.environ.get("JAXSPARSE_CACHE_DIR"):
-        return Path(named)
+    """Where compiled kernels are kept: ``JAXSPARSE_CACHE_DIR``, or the user's cache.
+
+    Raises:
+        NoNativeLibrary: neither is there.
+    """
+    named = os.environ.get("JAXSPARSE_CACHE_DIR")
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "jaxsparse"
+    try:
+        return Path(named).expanduser() if named else Path(base).expanduser() / "jaxsparse"
+    except RuntimeError as error:
+        # A container's user may have no home, nor a line in the list of users.
+        raise NoNativeLibrary(
+            f"this user has no home folder ({error}); name one for the compiled kernels in "
+            "JAXSPARSE_CACHE_DIR"
+        ) from error
 
 
 def _is_whole(path: Path) -> bool:

@@ -11,6 +11,9 @@
 #ifdef __linux__
 #include <sched.h>
 #endif
+#ifndef _WIN32
+#include <pthread.h>
+#endif
 
 #include "native.h"
 
@@ -51,15 +54,15 @@ void work(Job& job) {
   }
 }
 
+// Its workers start with the first job.
 class Pool {
  public:
-  explicit Pool(int64_t num_workers) {
-    for (int64_t i = 0; i < num_workers; ++i) std::thread([this] { serve(); }).detach();
-  }
-
   void offer(const std::shared_ptr<Job>& job) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
+      for (; num_workers_ < num_threads() - 1; ++num_workers_) {
+        std::thread([this] { serve(); }).detach();
+      }
       jobs_.push_back(job);
     }
     change_.notify_all();
@@ -92,29 +95,34 @@ class Pool {
   std::mutex mutex_;
   std::condition_variable change_;
   std::deque<std::shared_ptr<Job>> jobs_;
+  int64_t num_workers_ = 0;
 };
 
-// Never destroyed: at the end of a process workers may still wait in it.
-Pool& pool() {
-  static Pool* const pool = new Pool(num_threads() - 1);
-  return *pool;
-}
+// Made when the library is loaded, and never destroyed: at the end of a process workers may still
+// wait in it.
+std::atomic<Pool*> the_pool{new Pool};
+
+const int64_t num_allowed = allowed_threads();
+
+#ifndef _WIN32
+// A fork copies none of the workers, and a lock as it is: if another thread holds it just then,
+// nobody lets go of it in the child. So the child gets a pool of its own.
+const int fork_handler = pthread_atfork(nullptr, nullptr, [] { the_pool = new Pool; });
+#endif
 
 }  // namespace
 
-int64_t num_threads() {
-  static const int64_t count = allowed_threads();
-  return count;
-}
+int64_t num_threads() { return num_allowed; }
 
 void run_chunks(int64_t num_chunks, Chunk chunk, void* context) {
   const auto job = std::make_shared<Job>();
   job->chunk = chunk;
   job->context = context;
   job->num_chunks = num_chunks;
-  pool().offer(job);
+  Pool& pool = *the_pool;
+  pool.offer(job);
   work(*job);
-  pool().withdraw(job);
+  pool.withdraw(job);
   // A begun chunk is mostly about to end: sleeping and waking would cost more than it.
   for (int spin = 0; spin < 2000; ++spin) {
     if (job->done.load() == num_chunks) return;

@@ -149,11 +149,22 @@ bool code_all(const Feature& f, int64_t begin, int64_t end) {
   return true;
 }
 
+// Whether bags are those of the keys there are: a reader may have filled its arrays anew since they
+// were checked.
+bool are_whole(const Feature& f) {
+  bool is_ascending = f.splits[0] == 0 && f.splits[f.num_bags] == f.num_keys;
+  for (int64_t bag = 0; bag < f.num_bags; ++bag) {
+    is_ascending &= f.splits[bag] <= f.splits[bag + 1];
+  }
+  return is_ascending;
+}
+
 // Leaves out padding and ignored keys, then cuts long bags.
 template <typename Key, typename CoderOf>
 bool code_bags(Feature& f) {
   const CoderOf coder(f);
   const Key* keys = static_cast<const Key*>(f.keys);
+  if (f.splits && !are_whole(f)) return false;
   int64_t out = 0;
   f.ignored = 0;
   f.out_splits[0] = 0;
@@ -198,6 +209,7 @@ bool code_bags(Feature& f) {
 
 // Bags that are taken whole; false where one is too long.
 bool copy_bags(Feature& f) {
+  if (!are_whole(f)) return false;
   uint64_t longest = 0;
   f.out_splits[0] = 0;
   for (int64_t bag = 0; bag < f.num_bags; ++bag) {

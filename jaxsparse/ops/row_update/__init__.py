@@ -15,6 +15,7 @@ from jaxsparse.ops.row_update.gpu import count_not_finite_triton, row_update_tri
 from jaxsparse.ops.row_update.tables import RowTables
 from jaxsparse.ops.row_update.xla import NATIVE_ROWS, XLA_ROWS, MovedRows, RowAccess
 from jaxsparse.ops.segment_sum import BagGradients
+from jaxsparse.ops.shapes import Shapes
 
 __all__ = [
     "NATIVE_ROWS",
@@ -68,7 +69,8 @@ def row_update(
         The new slab and slots.
 
     Raises:
-        ValueError: there is no such implementation.
+        ValueError: shapes or dtypes are others, a slot of the rule is missing, or there is no such
+            implementation.
         RuntimeError: the native one is asked for and is not there.
 
     >>> from jaxsparse.optimizers import SGD
@@ -86,11 +88,15 @@ def row_update(
         if is_fused(rule)
         else partial(_update_by_rows, XLA_ROWS, rule, seed),
     }
+    given = (slab, slots, rows, grads, _tables(rates, rows, noise_rows), jnp.int32(step))
+    args = jax.tree.map(jnp.asarray, given)
+    flag = jnp.asarray(enabled, bool)
+    _check("row_update", rule, *args)
+    Shapes("row_update").check("enabled", flag, "", bool)
     if isinstance(grads, BagGradients) and not (implementation == "native" and is_fused(rule)):
-        grads = grads.sum(implementation)
-    args = (slab, slots, rows, grads, _tables(rates, rows, noise_rows), jnp.int32(step))
+        args = (slab, slots, rows, grads.sum(implementation), *args[4:])
     new: tuple[jax.Array, Slots] = run_on_platform(
-        "row_update", implementation, kernels, *args, jnp.asarray(enabled, bool)
+        "row_update", implementation, kernels, *args, flag
     )
     return new
 
@@ -123,7 +129,8 @@ def count_not_finite(
         implementation: ``xla``, ``native`` or ``triton``; None for the best.
 
     Raises:
-        ValueError: there is no such implementation.
+        ValueError: shapes or dtypes are others, a slot of the rule is missing, or there is no such
+            implementation.
         RuntimeError: the native one is asked for and is not there.
     """
     kernels: dict[str, Implementation] = {
@@ -135,7 +142,9 @@ def count_not_finite(
         if is_fused(rule)
         else partial(_count_by_rows, XLA_ROWS, rule, seed),
     }
-    args = (slab, slots, rows, grads, _tables(rates, rows, noise_rows), jnp.int32(step))
+    given = (slab, slots, rows, grads, _tables(rates, rows, noise_rows), jnp.int32(step))
+    args = jax.tree.map(jnp.asarray, given)
+    _check("count_not_finite", rule, *args)
     count: jax.Array = run_on_platform("count_not_finite", implementation, kernels, *args)
     return count
 
@@ -148,6 +157,37 @@ def _tables(
         return rates
     noise = rows if noise_rows is None else noise_rows
     return RowTables(jnp.zeros((0,), jnp.int32), rates, noise.astype(jnp.uint32))
+
+
+def _check(
+    op: str,
+    rule: Any,
+    slab: jax.Array,
+    slots: Slots,
+    rows: jax.Array,
+    grads: jax.Array | BagGradients,
+    tables: RowTables,
+    step: jax.Array,
+) -> None:
+    """Raises where the arguments of an operation do not fit together."""
+    if isinstance(grads, BagGradients):
+        grads.check()
+    shapes = Shapes(op)
+    shapes.check("slab", slab, "R, D", jnp.float32, jnp.bfloat16)
+    shapes.check("rows", rows, "K", jnp.int32)
+    shapes.check("grads", grads, "K, D", jnp.float32)
+    by = "T" if tables.starts.shape[0] else "K"
+    shapes.check("starts", tables.starts, "_", jnp.int32)
+    shapes.sizes["T"] = tables.starts.shape[0]
+    shapes.check("rates", tables.rates, by, jnp.float32)
+    shapes.check("noise", tables.noise, by, jnp.uint32)
+    shapes.check("step", step, "", jnp.int32)
+    if not is_fused(rule):
+        return
+    for name, slot in jax.eval_shape(partial(rule.init_slots, *slab.shape)).items():
+        if name not in slots:
+            raise ValueError(f"{op}: {rule} has the slot {name!r}, got {sorted(slots)}")
+        shapes.check(f"slot {name!r}", slots[name], ("R", "R, D")[slot.ndim - 1], slot.dtype)
 
 
 def _by_entry(tables: RowTables, rows: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -91,7 +91,8 @@ def count_not_finite_native(
 ) -> jax.Array:
     """`count_not_finite` of a rule that `is_fused`."""
     arrays = [slab, *(slots[name] for name in _slot_names(rule))]
-    call = jax.ffi.ffi_call(HANDLERS[1], jax.ShapeDtypeStruct((), jnp.int32))
+    shape = jax.ShapeDtypeStruct((), jnp.int32)
+    call = jax.ffi.ffi_call(HANDLERS[1], shape, vmap_method="sequential")
     inputs = rows, grads, tables.starts, tables.rates, tables.noise, step
     count: jax.Array = call(*inputs, *arrays, **_attributes(rule, seed))
     return count
@@ -100,7 +101,7 @@ def count_not_finite_native(
 def read_rows_native(array: jax.Array, rows: jax.Array) -> jax.Array:
     """Rows ``[K, ...]`` of an array, zeros for those outside of it."""
     shape = jax.ShapeDtypeStruct((rows.shape[0], *array.shape[1:]), array.dtype)
-    values: jax.Array = jax.ffi.ffi_call(HANDLERS[2], shape)(array, rows)
+    values: jax.Array = jax.ffi.ffi_call(HANDLERS[2], shape, vmap_method="sequential")(array, rows)
     return values
 
 

@@ -63,10 +63,21 @@ class RowAccess:
         noise_rows: jax.Array,
         seed: int,
     ) -> MovedRows:
-        """What the rule makes of touched rows; writes nothing. Arguments as of `row_update`."""
+        """What the rule makes of touched rows; writes nothing. Arguments as of `row_update`.
+
+        Raises:
+            ValueError: the rule makes rows of another shape than it was given.
+        """
         old = {name: self.read(slot, rows) for name, slot in slots.items()}
         weights = self.read(slab, rows).astype(jnp.float32)
         moved, new = rule.update(weights, old, grads, rates[:, None], step)
+        for name, after, before in [("w", moved, weights), *((n, new[n], old[n]) for n in old)]:
+            # Rows are written as they lie in memory: nothing is broadcast.
+            if after.shape != before.shape:
+                raise ValueError(
+                    f"{type(rule).__name__}.update: {name} must be {list(before.shape)} as it was, "
+                    f"got {list(after.shape)}"
+                )
         if slab.dtype == jnp.bfloat16:
             moved = stochastic_round_bf16(
                 moved, noise_rows, seed, step, implementation=self.rounding

@@ -8,6 +8,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxsparse.ops.native.derivatives import derived_from
 from jaxsparse.ops.platforms import run_on_platform
@@ -16,6 +17,7 @@ from jaxsparse.ops.segment_sum.gpu import bag_gradients_triton, segment_sum_trit
 from jaxsparse.ops.segment_sum.grouped import bag_gradients_xla, segment_sum_xla
 from jaxsparse.ops.segment_sum.levels import FAN_IN, level_sizes, plan_levels
 from jaxsparse.ops.segment_sum.xla import sum_levels
+from jaxsparse.ops.shapes import Shapes
 
 __all__ = [
     "FAN_IN",
@@ -49,7 +51,7 @@ def segment_sum(
         ``[K, D]`` float32.
 
     Raises:
-        ValueError: there is no such implementation.
+        ValueError: shapes or dtypes are others, or there is no such implementation.
         RuntimeError: the native one is asked for and is not there.
 
     >>> values = jnp.array([[1.0], [2.0], [4.0]])
@@ -62,6 +64,10 @@ def segment_sum(
         "triton": derived_from(segment_sum_xla, segment_sum_triton),
     }
     args = jax.tree.map(jnp.asarray, (values, offsets, order))
+    shapes = Shapes("segment_sum")
+    shapes.check("values", args[0], "N, D", jnp.float32)
+    shapes.check("offsets", args[1], "K + 1", jnp.int32)
+    shapes.check("order", args[2], "M", jnp.int32)
     sums: jax.Array = run_on_platform("segment_sum", implementation, kernels, *args)
     return sums
 
@@ -94,21 +100,21 @@ def bag_gradients(
         ``[K, D]`` float32.
 
     Raises:
-        ValueError: weights without ids, or there is no such implementation.
+        ValueError: shapes or dtypes are others, weights come without ids, or there is no such
+            implementation.
         RuntimeError: the native one is asked for and is not there.
 
     >>> grads = (jnp.array([[1.0]]), jnp.array([[2.0], [4.0]]))
     >>> bag_gradients(grads, jnp.array([0, 2, 3]), jnp.array([0, 2, 1])).tolist()
     [[5.0], [2.0]]
     """
-    if weights is not None and ids is None:
-        raise ValueError("bag_gradients: weights are by id, so they need ids")
     kernels = {
         "xla": bag_gradients_xla,
         "native": derived_from(bag_gradients_xla, bag_gradients_native),
         "triton": derived_from(bag_gradients_xla, bag_gradients_triton),
     }
-    args = jax.tree.map(jnp.asarray, (grads, offsets, bags, ids, weights, scale))
+    args = jax.tree.map(jnp.asarray, (tuple(grads), offsets, bags, ids, weights, scale))
+    _check_gradients(*args)
     sums: jax.Array = run_on_platform("bag_gradients", implementation, kernels, *args)
     return sums
 
@@ -133,3 +139,41 @@ class BagGradients:
         """``[K, D]`` float32."""
         by_bag = self.grads, self.offsets, self.bags, self.ids, self.weights, self.scale
         return bag_gradients(*by_bag, implementation=implementation)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(K, D)`` of the sums."""
+        return self.offsets.shape[0] - 1, self.grads[0].shape[1]
+
+    @property
+    def dtype(self) -> np.dtype[np.float32]:
+        """Of the sums."""
+        return np.dtype(np.float32)
+
+    def check(self) -> None:
+        """Raises ValueError where the arrays do not fit together."""
+        _check_gradients(self.grads, self.offsets, self.bags, self.ids, self.weights, self.scale)
+
+
+def _check_gradients(
+    grads: tuple[jax.Array, ...],
+    offsets: jax.Array,
+    bags: jax.Array,
+    ids: jax.Array | None,
+    weights: jax.Array | None,
+    scale: jax.Array | None,
+) -> None:
+    """Raises where the arguments of `bag_gradients` do not fit together."""
+    if weights is not None and ids is None:
+        raise ValueError("bag_gradients: weights are by id, so they need ids")
+    if not grads:
+        raise ValueError("bag_gradients: grads is empty, expected at least one array")
+    shapes = Shapes("bag_gradients")
+    for number, part in enumerate(grads):
+        shapes.check(f"grads[{number}]", part, "_, D", jnp.float32)
+    shapes.sizes["O"] = sum(part.shape[0] for part in grads)
+    shapes.check("offsets", offsets, "K + 1", jnp.int32)
+    shapes.check("bags", bags, "M", jnp.int32)
+    shapes.check("ids", ids, "M", jnp.int32)
+    shapes.check("weights", weights, "_", jnp.float32)
+    shapes.check("scale", scale, "O", jnp.float32)

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 
 from jaxsparse.ops.platforms import run_on_platform
+from jaxsparse.ops.shapes import Shapes
 from jaxsparse.ops.unique.cpu import unique_cpu
 from jaxsparse.ops.unique.gpu import unique_triton
 from jaxsparse.ops.unique.xla import unique_xla
@@ -23,7 +25,7 @@ def unique(rows: jax.Array, num_rows: int, *, implementation: str | None = None)
 
     Args:
         rows: ``[N]`` int32; what is outside [0, R) belongs to no group.
-        num_rows: R.
+        num_rows: R, below 2**31.
         implementation: ``xla``, ``native`` or ``triton``; None for the best.
 
     Returns:
@@ -32,9 +34,14 @@ def unique(rows: jax.Array, num_rows: int, *, implementation: str | None = None)
         entries ``offsets[u]`` to ``offsets[u + 1]`` of ``order``, empty where there is no row.
 
     Raises:
-        ValueError: there is no such implementation.
+        ValueError: shape or dtype is another, R does not fit int32, or there is no such
+            implementation.
         RuntimeError: the native one is asked for and is not there.
     """
+    rows = jnp.asarray(rows)
+    Shapes("unique").check("rows", rows, "N", jnp.int32)
+    if not 0 <= num_rows < 2**31:
+        raise ValueError(f"unique: num_rows must be in [0, 2**31), got {num_rows}")
     kernels = {
         "xla": partial(_called, unique_xla, num_rows),
         "native": partial(_called, unique_cpu, num_rows),

@@ -22,7 +22,7 @@ def unique_cpu(rows: jax.Array, num_rows: int) -> tuple[jax.Array, jax.Array, ja
     library.load()
     size = rows.shape[0]
     shapes = [jax.ShapeDtypeStruct((n,), jnp.int32) for n in (size, size, size + 1)]
-    distinct, order, offsets = jax.ffi.ffi_call(HANDLERS[0], shapes)(
+    distinct, order, offsets = jax.ffi.ffi_call(HANDLERS[0], shapes, vmap_method="sequential")(
         rows, num_rows=np.int64(num_rows)
     )
     return distinct, order, offsets
