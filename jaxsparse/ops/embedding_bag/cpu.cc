@@ -48,12 +48,12 @@ void short_bags(const TableTerms<uint16_t>& terms, const Groups& bags, const Par
 
 JS_CLONES
 void bag_block(const TableTerms<float>& terms, int64_t begin, int64_t end, double* partial) {
-  sum_terms(terms, begin, end, terms.dim, 1.0f, partial);
+  sum_terms(terms, begin, end, terms.dim, 1.0f, partial, kTermsAhead);
 }
 
 JS_CLONES
 void bag_block(const TableTerms<uint16_t>& terms, int64_t begin, int64_t end, double* partial) {
-  sum_terms(terms, begin, end, terms.dim, 1.0f, partial);
+  sum_terms(terms, begin, end, terms.dim, 1.0f, partial, kTermsAhead);
 }
 
 template <typename T>

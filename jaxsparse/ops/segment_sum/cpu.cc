@@ -15,7 +15,7 @@ void sum_gradients(const GradientTerms& terms, const Groups& groups, const Rows&
 JS_CLONES
 void sum_gradient_block(const GradientTerms& terms, int64_t dim, int64_t begin, int64_t end,
                         double* partial) {
-  sum_terms(terms, begin, end, dim, 1.0f, partial);
+  sum_terms(terms, begin, end, dim, 1.0f, partial, kTermsAhead);
 }
 
 namespace {

@@ -27,6 +27,7 @@ namespace jaxsparse {
 
 constexpr int64_t kBlock = 2048;           // terms
 constexpr int64_t kBytesPerTask = 1 << 18;  // read and written, roughly
+constexpr int64_t kTermsAhead = 32;        // of a block
 constexpr int64_t kBytesAhead = 1 << 14;    // prefetched, of terms to come; of 4 KiB .. 16 KiB the
                                            // last is best on Zen 4, by a quarter
 
@@ -145,13 +146,18 @@ struct Groups {
 // ---- one sum -----------------------------------------------------------------------------------
 // Terms has row(j), a pointer or null for a term that adds nothing, and factor(j).
 
+// `ahead`: how many terms before its turn a row is fetched; 0 where the caller does so.
 template <int kVectors, typename Terms, typename Out>
 JS_INLINE void sum_columns(const Terms& terms, int64_t begin, int64_t end, int64_t column,
-                           float scale, Out* out) {
+                           float scale, Out* out, int64_t ahead) {
   f64x8 sums[kVectors];
 #pragma GCC unroll 8
   for (int v = 0; v < kVectors; ++v) sums[v] = f64x8{};
   for (int64_t j = begin; j < end; ++j) {
+    if (ahead > 0 && j + ahead < end) {
+      const auto* next = terms.row(j + ahead);
+      if (next != nullptr) prefetch_row(next + column, 8 * kVectors);
+    }
     const auto* row = terms.row(j);
     if (row == nullptr) continue;
     const float factor = terms.factor(j);
@@ -166,16 +172,18 @@ JS_INLINE void sum_columns(const Terms& terms, int64_t begin, int64_t end, int64
 
 template <typename Terms, typename Out>
 JS_INLINE void sum_terms(const Terms& terms, int64_t begin, int64_t end, int64_t dim, float scale,
-                         Out* out) {
+                         Out* out, int64_t ahead = 0) {
   int64_t column = 0;
   for (; column + 64 <= dim; column += 64) {
-    sum_columns<8>(terms, begin, end, column, scale, out);
+    sum_columns<8>(terms, begin, end, column, scale, out, ahead);
   }
   if (column + 32 <= dim) {
-    sum_columns<4>(terms, begin, end, column, scale, out);
+    sum_columns<4>(terms, begin, end, column, scale, out, ahead);
     column += 32;
   }
-  for (; column + 8 <= dim; column += 8) sum_columns<1>(terms, begin, end, column, scale, out);
+  for (; column + 8 <= dim; column += 8) {
+    sum_columns<1>(terms, begin, end, column, scale, out, ahead);
+  }
   for (; column < dim; ++column) {
     double sum = 0;
     for (int64_t j = begin; j < end; ++j) {
