@@ -324,3 +324,22 @@ def test_sums_to_be_made_that_do_not_fit_are_refused() -> None:
     ragged = dataclasses.replace(sums, scale=jnp.ones(2))
     with pytest.raises(ValueError, match=r"scale must be float32 \[O = 3\], got float32 \[2\]"):
         row_update(js.SGD(0.1), slab, {}, jnp.array([0]), ragged, jnp.ones(1), 0)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_slots_that_would_become_infinite_are_counted(implementation: str) -> None:
+    """A gradient whose square overflows leaves weights finite and holds the row for ever."""
+    if implementation == "native" and not library.is_available():
+        pytest.skip("there is no native library here")
+    grads = jnp.asarray([[1e20, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 0.0, -1e25]], jnp.float32)
+    rows = jnp.asarray([0, 3, 9], jnp.int32)  # 9 is none
+    for rule in (js.Adagrad(0.1), js.RowwiseAdagrad(0.1), js.Adam(0.1), js.Ftrl(0.1)):
+        for dtype in (jnp.float32, jnp.bfloat16):
+            slab, slots = jnp.ones((5, 3), dtype), rule.init_slots(5, 3)
+            before = jax.tree.map(np.asarray, slots)
+            count = count_not_finite(
+                rule, slab, slots, rows, grads, jnp.full(3, 0.1), 0, implementation=implementation
+            )
+            assert int(count) == 1, rule
+            for a, b in zip(jax.tree.leaves(slots), jax.tree.leaves(before), strict=True):
+                assert np.asarray(a).tobytes() == b.tobytes()

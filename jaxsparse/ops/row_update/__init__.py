@@ -116,6 +116,8 @@ def count_not_finite(
 ) -> jax.Array:
     """Rows that `row_update` of the same arguments would leave with a NaN or infinity; int32.
 
+    Of floating-point slots too: an accumulator that has become infinite holds its row for ever.
+
     Args:
         rule: as for `row_update`, like all others.
         slab: ``[R, D]``.

@@ -20,7 +20,7 @@ template <typename T, typename Body>
 void parallel_entries(const Update<T>& update, Body&& body) {
   const int64_t grain = std::max<int64_t>(kBytesPerTask / (update.dim * 12 + 64), 16);
   parallel_for(update.num_touched, grain, [&](int64_t begin, int64_t end) {
-    std::vector<float> scratch(4 * update.dim);
+    std::vector<float> scratch(kScratchRows * update.dim);
     body(begin, end, scratch.data());
   });
 }
@@ -43,8 +43,8 @@ void sum_and_move(const Update<T>& update, const GradientTerms& terms, const Gro
       },
       [&](size_t n, const double* sums) { std::copy(sums, sums + dim, &long_sums[n * dim]); });
   parallel_groups(groups, dim, [&](int64_t first, int64_t last) {
-    std::vector<float> memory((4 + at_once) * dim);
-    float* const sums = memory.data() + 4 * dim;
+    std::vector<float> memory((kScratchRows + at_once) * dim);
+    float* const sums = memory.data() + kScratchRows * dim;
     Update<T> some = update;
     some.grads = sums;
     for (int64_t k = first; k < last; k += at_once) {

@@ -150,9 +150,13 @@ class _Update:
 
     def count_kernel(self, old: Slots, inputs: dict[str, Ref], counts: Ref) -> None:
         """Writes how many rows of a tile would not be finite."""
-        _, mask, moved, _ = self._moved(old, inputs)
-        bad = (~jnp.isfinite(moved.astype(jnp.float32))).astype(jnp.int32)
-        count = jnp.sum(jnp.where(mask, jnp.max(bad, axis=1), 0), dtype=jnp.int32)
+        _, mask, moved, slots = self._moved(old, inputs)
+        bad = jnp.max((~jnp.isfinite(moved.astype(jnp.float32))).astype(jnp.int32), axis=1)
+        for values in slots.values():
+            if jnp.issubdtype(values.dtype, jnp.floating):
+                worse = (~jnp.isfinite(values)).astype(jnp.int32)
+                bad = jnp.maximum(bad, worse if worse.ndim == 1 else jnp.max(worse, axis=1))
+        count = jnp.sum(jnp.where(mask, bad, 0), dtype=jnp.int32)
         counts[pl.program_id(0)] = count
 
     def _moved(

@@ -80,7 +80,7 @@ def count_not_finite_reference(
     *args: Any,
     **kwargs: Any,
 ) -> int:
-    """Touched rows that `row_update_reference` would leave with a NaN or infinity.
+    """Touched rows whose weights or slots `row_update_reference` would leave not finite.
 
     Args:
         rule: as there, like all others.
@@ -90,6 +90,10 @@ def count_not_finite_reference(
         args: the further arguments of `row_update_reference`.
         kwargs: the same by name.
     """
-    moved, _ = row_update_reference(rule, slab, slots, rows, *args, **kwargs)
+    moved, new = row_update_reference(rule, slab, slots, rows, *args, **kwargs)
     inside = rows[(rows >= 0) & (rows < slab.shape[0])]
-    return int((~np.isfinite(moved[inside].astype(np.float32)).all(axis=1)).sum())
+    bad = np.zeros(inside.size, bool)
+    for array in (moved, *new.values()):
+        good = np.isfinite(array[inside].astype(np.float32))
+        bad |= ~good.all(axis=tuple(range(1, good.ndim)))
+    return int(bad.sum())

@@ -84,13 +84,12 @@ JS_RULE_INLINE void sgd_row(const float* w, const float* g, float lr, int64_t di
   for (int64_t c = 0; c < dim; ++c) moved[c] = w[c] - lr * g[c];
 }
 
-template <bool kWrite>
 JS_RULE_INLINE void adagrad_row(const RuleOptions& rule, const float* w, const float* g, float lr,
                                 int64_t dim, float* accumulator, float* moved) {
   JS_ELEMENTWISE
   for (int64_t c = 0; c < dim; ++c) {
     const float sum = accumulator[c] + g[c] * g[c];
-    if (kWrite) accumulator[c] = sum;
+    accumulator[c] = sum;
     moved[c] = w[c] - lr * ratio_or_zero(g[c], std::sqrt(sum) + rule.eps);
   }
 }
@@ -115,17 +114,15 @@ JS_RULE_INLINE float mean_square(const float* g, int64_t dim) {
   return static_cast<float>(sums[0] / static_cast<double>(dim));
 }
 
-template <bool kWrite>
 JS_RULE_INLINE void rowwise_row(const RuleOptions& rule, const float* w, const float* g, float lr,
                                 int64_t dim, float* accumulator, float* moved) {
   const float sum = *accumulator + mean_square(g, dim);
-  if (kWrite) *accumulator = sum;
+  *accumulator = sum;
   const float root = std::sqrt(sum) + rule.eps;
   JS_ELEMENTWISE
   for (int64_t c = 0; c < dim; ++c) moved[c] = w[c] - lr * ratio_or_zero(g[c], root);
 }
 
-template <bool kWrite>
 JS_RULE_INLINE void adam_row(const RuleOptions& rule, const float* w, const float* g, float lr,
                              float correction1, float correction2, int64_t dim, float* m,
                              float* v, float* moved) {
@@ -133,17 +130,14 @@ JS_RULE_INLINE void adam_row(const RuleOptions& rule, const float* w, const floa
   for (int64_t c = 0; c < dim; ++c) {
     const float first = rule.b1 * m[c] + rule.one_minus_b1 * g[c];
     const float second = rule.b2 * v[c] + rule.one_minus_b2 * (g[c] * g[c]);
-    if (kWrite) {
-      m[c] = first;
-      v[c] = second;
-    }
+    m[c] = first;
+    v[c] = second;
     const float root = std::sqrt(second / correction2);
     moved[c] = w[c] - lr * ratio_or_zero(first / correction1, root + rule.eps);
   }
 }
 
 // While the rate is 0 nothing moves.
-template <bool kWrite>
 JS_RULE_INLINE void ftrl_row(const RuleOptions& rule, const float* w, const float* g, float lr,
                              int64_t dim, float* z, float* n, float* moved) {
   if (lr == 0.0f) {
@@ -164,10 +158,8 @@ JS_RULE_INLINE void ftrl_row(const RuleOptions& rule, const float* w, const floa
     const float sign = z_new > 0.0f ? 1.0f : z_new < 0.0f ? -1.0f : z_new;
     const float shrunk = sign * (excess < 0.0f ? 0.0f : excess);
     const float to = -lr * ratio_or_zero(shrunk, denominator);
-    if (kWrite) {
-      z[c] = z_new;
-      n[c] = n_new;
-    }
+    z[c] = z_new;
+    n[c] = n_new;
     moved[c] = denominator != 0.0f ? to : w[c];
   }
 }

@@ -48,21 +48,43 @@ JS_RULE_INLINE void prefetch_touched(const Update<T>& update, int64_t k) {
   if (update.second != nullptr) prefetch(update.second + row * dim, dim * sizeof(float));
 }
 
-// Applies the rule to one row: `w` to `moved`, which may be the same.
-template <int64_t kKind, bool kWrite, typename T>
-JS_RULE_INLINE void move_row(const Update<T>& update, int64_t row, const float* w, const float* g,
-                             float lr, float* scratch, float* moved) {
+// Slots of one row, or copies of them.
+struct RowSlots {
+  float* first;
+  float* second;
+  int32_t* count;
+  int32_t* last_step;
+};
+
+// Numbers a row has of the first slot.
+template <typename T>
+JS_RULE_INLINE int64_t width(const Update<T>& update) {
+  return update.rule.kind == kRowwiseAdagrad ? 1 : update.dim;
+}
+
+template <typename T>
+JS_RULE_INLINE RowSlots slots_of(const Update<T>& update, int64_t row) {
+  return {update.first == nullptr ? nullptr : update.first + row * width(update),
+          update.second == nullptr ? nullptr : update.second + row * update.dim,
+          update.count == nullptr ? nullptr : update.count + row,
+          update.last_step == nullptr ? nullptr : update.last_step + row};
+}
+
+// Applies the rule to one row: `w` to `moved`, which may be the same, and slots where they are.
+template <int64_t kKind, typename T>
+JS_RULE_INLINE void move_row(const Update<T>& update, const RowSlots& slots, const float* w,
+                             const float* g, float lr, float* scratch, float* moved) {
   const RuleOptions& rule = update.rule;
   const int64_t dim = update.dim;
   if (kKind != kFtrl && (rule.l2 > 0.0f || rule.weight_decay != 0.0f)) {
     float change = 0.0f;
     if (rule.catch_up) {
-      const int32_t last = update.last_step[row];
+      const int32_t last = *slots.last_step;
       // Unsigned: a counter that was set far back must not overflow.
       const auto absent = static_cast<int32_t>(static_cast<uint32_t>(update.step) -
                                                static_cast<uint32_t>(last));
       change = change_after(lr * rule.weight_decay, last == kNever ? 1 : absent);
-      if (kWrite) update.last_step[row] = update.step;
+      *slots.last_step = update.step;
     }
     decay_row(rule, w, g, lr, change, dim, scratch, scratch + dim);
     w = scratch;
@@ -71,22 +93,20 @@ JS_RULE_INLINE void move_row(const Update<T>& update, int64_t row, const float* 
   if (kKind == kSgd) {
     sgd_row(w, g, lr, dim, moved);
   } else if (kKind == kAdagrad) {
-    adagrad_row<kWrite>(rule, w, g, lr, dim, update.first + row * dim, moved);
+    adagrad_row(rule, w, g, lr, dim, slots.first, moved);
   } else if (kKind == kRowwiseAdagrad) {
-    rowwise_row<kWrite>(rule, w, g, lr, dim, update.first + row, moved);
+    rowwise_row(rule, w, g, lr, dim, slots.first, moved);
   } else if (kKind == kAdam) {
     float correction1 = update.correction1, correction2 = update.correction2;
     if (rule.per_row_count) {
-      const auto count = static_cast<int32_t>(static_cast<uint32_t>(update.count[row]) + 1u);
+      const auto count = static_cast<int32_t>(static_cast<uint32_t>(*slots.count) + 1u);
       correction1 = one_minus_power(rule.b1_is_zero, rule.log_b1, count);
       correction2 = one_minus_power(rule.b2_is_zero, rule.log_b2, count);
-      if (kWrite) update.count[row] = count;
+      *slots.count = count;
     }
-    adam_row<kWrite>(rule, w, g, lr, correction1, correction2, dim, update.first + row * dim,
-                     update.second + row * dim, moved);
+    adam_row(rule, w, g, lr, correction1, correction2, dim, slots.first, slots.second, moved);
   } else {
-    ftrl_row<kWrite>(rule, w, g, lr, dim, update.first + row * dim, update.second + row * dim,
-                     moved);
+    ftrl_row(rule, w, g, lr, dim, slots.first, slots.second, moved);
   }
 }
 
@@ -108,48 +128,78 @@ JS_RULE_INLINE bool is_finite_row(const uint16_t* values, int64_t dim) {
   return largest < 0x7f80u;
 }
 
-// `scratch [4 * dim]`: the moved row, the decayed row and gradient, the rounded row.
-template <int64_t kKind, bool kWrite>
-JS_RULE_INLINE int64_t move_rows(const Update<float>& update, int64_t begin, int64_t end,
-                                 float* scratch) {
-  const int64_t dim = update.dim;
-  const int64_t ahead = std::clamp<int64_t>(kBytesAhead / (dim * 8 + 1), 1, 32);
-  PlaceOf places{update.starts, update.num_tables};
-  int64_t bad = 0;
-  for (int64_t k = begin; k < end; ++k) {
-    if (k + ahead < update.num_touched) prefetch_touched(update, k + ahead);
-    const int32_t row = update.rows[k];
-    if (row < 0 || row >= update.num_rows) continue;
-    float* w = update.slab + static_cast<int64_t>(row) * dim;
-    float* moved = kWrite ? w : scratch;
-    const float lr = update.rates[places.of(k, row)];
-    move_row<kKind, kWrite>(update, row, w, update.grads + (k - update.first_grad) * dim, lr, scratch + dim, moved);
-    if (!kWrite) bad += !is_finite_row(moved, dim);
+// What a row's slots would become is written to copies of them.
+struct SlotCopies {
+  float* rows;  // [2, dim]
+  int32_t numbers[2];
+
+  template <typename T>
+  JS_RULE_INLINE RowSlots of(const Update<T>& update, int64_t row) {
+    RowSlots slots = slots_of(update, row);
+    if (slots.first != nullptr) slots.first = copy(slots.first, width(update), rows);
+    if (slots.second != nullptr) slots.second = copy(slots.second, update.dim, rows + update.dim);
+    if (slots.count != nullptr) slots.count = copy(slots.count, 1, numbers);
+    if (slots.last_step != nullptr) slots.last_step = copy(slots.last_step, 1, numbers + 1);
+    return slots;
   }
-  return bad;
+
+  template <typename Number>
+  JS_RULE_INLINE static Number* copy(const Number* from, int64_t size, Number* to) {
+    std::memcpy(to, from, size * sizeof(Number));
+    return to;
+  }
+};
+
+template <typename T>
+JS_RULE_INLINE bool are_finite(const Update<T>& update, const RowSlots& slots) {
+  return (slots.first == nullptr || is_finite_row(slots.first, width(update))) &&
+         (slots.second == nullptr || is_finite_row(slots.second, update.dim));
+}
+
+// One row, from where it is stored and back, or into `scratch` and `slots` that are copies; whether
+// all of it is finite is told of copies only.
+template <int64_t kKind, bool kWrite>
+JS_RULE_INLINE bool move_stored(const Update<float>& update, int64_t k, int64_t row, int64_t place,
+                                const RowSlots& slots, float* scratch) {
+  float* const w = update.slab + row * update.dim;
+  float* const moved = kWrite ? w : scratch;
+  move_row<kKind>(update, slots, w, update.gradient(k), update.rates[place],
+                  scratch + update.dim, moved);
+  return kWrite || is_finite_row(moved, update.dim);
 }
 
 template <int64_t kKind, bool kWrite>
-JS_RULE_INLINE int64_t move_rows(const Update<uint16_t>& update, int64_t begin, int64_t end,
-                                 float* scratch) {
+JS_RULE_INLINE bool move_stored(const Update<uint16_t>& update, int64_t k, int64_t row,
+                                int64_t place, const RowSlots& slots, float* scratch) {
   const int64_t dim = update.dim;
-  const int64_t ahead = std::clamp<int64_t>(kBytesAhead / (dim * 8 + 1), 1, 32);
+  uint16_t* const stored = update.slab + row * dim;
+  uint16_t* const rounded = kWrite ? stored : reinterpret_cast<uint16_t*>(scratch + 3 * dim);
+  for (int64_t c = 0; c < dim; ++c) scratch[c] = from_bfloat16(stored[c]);
+  move_row<kKind>(update, slots, scratch, update.gradient(k), update.rates[place], scratch + dim,
+                  scratch);
+  const uint32_t base = update.num_tables == 0 ? 0u : static_cast<uint32_t>(row);
+  const uint32_t row_key = stochastic_row_key(update.step_key, base + update.noise[place]);
+  stochastic_bf16_row(scratch, dim, row_key, rounded);
+  return kWrite || is_finite_row(rounded, dim);
+}
+
+// `scratch [kScratchRows * dim]`: the moved row, the decayed row and gradient, the rounded row,
+// copies of two slots.
+template <int64_t kKind, bool kWrite, typename T>
+JS_RULE_INLINE int64_t move_rows(const Update<T>& update, int64_t begin, int64_t end,
+                                 float* scratch) {
+  const int64_t ahead = std::clamp<int64_t>(kBytesAhead / (update.dim * 8 + 1), 1, 32);
   PlaceOf places{update.starts, update.num_tables};
-  auto* const rounded = reinterpret_cast<uint16_t*>(scratch + 3 * dim);
+  SlotCopies copies{scratch + 4 * update.dim, {}};
   int64_t bad = 0;
   for (int64_t k = begin; k < end; ++k) {
     if (k + ahead < update.num_touched) prefetch_touched(update, k + ahead);
     const int32_t row = update.rows[k];
     if (row < 0 || row >= update.num_rows) continue;
-    uint16_t* stored = update.slab + row * dim;
-    for (int64_t c = 0; c < dim; ++c) scratch[c] = from_bfloat16(stored[c]);
+    const RowSlots slots = kWrite ? slots_of(update, row) : copies.of(update, row);
     const int64_t place = places.of(k, row);
-    const uint32_t base = update.num_tables == 0 ? 0u : static_cast<uint32_t>(row);
-    move_row<kKind, kWrite>(update, row, scratch, update.grads + (k - update.first_grad) * dim, update.rates[place],
-                            scratch + dim, scratch);
-    const uint32_t row_key = stochastic_row_key(update.step_key, base + update.noise[place]);
-    stochastic_bf16_row(scratch, dim, row_key, kWrite ? stored : rounded);
-    if (!kWrite) bad += !is_finite_row(rounded, dim);
+    const bool is_finite = move_stored<kKind, kWrite>(update, k, row, place, slots, scratch);
+    if (!kWrite) bad += !is_finite || !are_finite(update, slots);
   }
   return bad;
 }

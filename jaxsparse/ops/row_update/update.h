@@ -28,10 +28,14 @@ struct Update {
   float* second;  // [R, D]
   int32_t* count;
   int32_t* last_step;
+
+  const float* gradient(int64_t k) const { return grads + (k - first_grad) * dim; }
 };
 
+constexpr int64_t kScratchRows = 6;
+
 // Moves the rows of entries begin .. end, or counts those that would not be finite; `scratch` has
-// 4 * dim numbers. Functions of several versions.
+// kScratchRows * dim numbers. Functions of several versions.
 int64_t move_entries(const Update<float>& update, int64_t begin, int64_t end, float* scratch);
 int64_t move_entries(const Update<uint16_t>& update, int64_t begin, int64_t end, float* scratch);
 int64_t count_entries(const Update<float>& update, int64_t begin, int64_t end, float* scratch);

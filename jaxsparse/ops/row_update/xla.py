@@ -34,8 +34,11 @@ class MovedRows:
     """By name, ``[K, D]`` or ``[K]``."""
 
     def num_not_finite(self, num_rows: int) -> jax.Array:
-        """Rows of ``[0, num_rows)`` with a NaN or infinity; int32 scalar."""
-        bad = ~jnp.isfinite(self.weights).all(axis=1)
+        """Rows of ``[0, num_rows)`` with a NaN or infinity in weights or slots; int32 scalar."""
+        bad = jnp.zeros(self.rows.shape, bool)
+        for values in (self.weights, *self.slots.values()):
+            if jnp.issubdtype(values.dtype, jnp.floating):
+                bad |= ~jnp.isfinite(values).all(axis=tuple(range(1, values.ndim)))
         inside = (self.rows >= 0) & (self.rows < num_rows)
         return jnp.sum(bad & inside, dtype=jnp.int32)
 
