@@ -17,6 +17,16 @@ allocator.keep_pages()
 from jaxsparse import data
 from jaxsparse.ckpt import CheckpointError, CheckpointManager, SaveError
 from jaxsparse.data.batch import Batch
+from jaxsparse.dynamic import (
+    LFU,
+    LRU,
+    TTL,
+    BloomAdmission,
+    CountAdmission,
+    Dynamic,
+    L2Norm,
+    ProbabilityAdmission,
+)
 from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.hashing import (
     HASH_VERSION,
@@ -44,6 +54,7 @@ from jaxsparse.ragged import Ragged
 from jaxsparse.row_grads import RowGrads, merge_row_grads, row_grads_norm, scale_row_grads
 from jaxsparse.specs import Exchange, FeatureSpec, TableSpec
 from jaxsparse.state import EmbeddingState
+from jaxsparse.tiers import Tiers
 from jaxsparse.train import (
     BinaryMetrics,
     FitEvent,
@@ -60,14 +71,20 @@ from jaxsparse.vocabulary import KeyCounts
 
 __all__ = [
     "HASH_VERSION",
+    "LFU",
+    "LRU",
     "SGD",
+    "TTL",
     "Adagrad",
     "Adam",
     "Batch",
     "BinaryMetrics",
+    "BloomAdmission",
     "CheckpointError",
     "CheckpointManager",
     "CollisionStatistics",
+    "CountAdmission",
+    "Dynamic",
     "EmbeddingCollection",
     "EmbeddingState",
     "Exchange",
@@ -79,10 +96,12 @@ __all__ = [
     "Identity",
     "KeepBest",
     "KeyCounts",
+    "L2Norm",
     "Ladder",
     "PackedBatch",
     "PackedIds",
     "Plan",
+    "ProbabilityAdmission",
     "ProfileSteps",
     "Ragged",
     "Residuals",
@@ -92,6 +111,7 @@ __all__ = [
     "SparseOptimizer",
     "StreamingAUC",
     "TableSpec",
+    "Tiers",
     "TrainState",
     "Trainer",
     "collision_statistics",
