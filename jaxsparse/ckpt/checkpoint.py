@@ -259,7 +259,7 @@ def _refuse_stored(emb: EmbeddingCollection) -> None:
     if emb.stored_tables:
         raise CheckpointError(
             f"tables {sorted(emb.stored_tables)} have Dynamic keys or tiers: not all their rows are "
-            "in the state, checkpoints cannot hold them; read rows by store.keys and store.read"
+            "in the state, checkpoints cannot hold them; use store.keys and store.read"
         )
 
 
