@@ -45,23 +45,23 @@ def init_slab(key: jax.Array, slab: SlabLayout, device: jax.Array, num_devices: 
 
 
 def draw_rows(
-    key: jax.Array, low: jax.Array, high: jax.Array, initializer: Initializer, dim: int
+    keys: jax.Array, low: jax.Array, high: jax.Array, initializer: Initializer, dim: int
 ) -> jax.Array:
-    """Rows ``[n, dim]`` float32 of one table by what they are drawn from, a 64-bit number each.
+    """Rows ``[n, dim]`` float32 by what they are drawn from, a 64-bit number each.
 
     Args:
-        key: the table's key (`table_key`).
+        keys: ``[n]`` keys of the rows' tables (`table_key`).
         low: ``[n]`` uint32 low words: of a key of a Dynamic table, else of a row's position.
         high: ``[n]`` uint32 high words.
-        initializer: the table's.
+        initializer: the tables'.
         dim: width of a row.
     """
 
-    def draw(low: jax.Array, high: jax.Array) -> jax.Array:
+    def draw(key: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
         row_key = jax.random.fold_in(jax.random.fold_in(key, high), low)
         return initializer(row_key, (dim,), jnp.float32)
 
-    return jnp.asarray(jax.vmap(draw)(low, high))
+    return jnp.asarray(jax.vmap(draw)(keys, low, high))
 
 
 def table_key(key: jax.Array, table: str) -> jax.Array:
