@@ -28,7 +28,7 @@ from jaxsparse.ckpt.dense import (
     with_dense_leaves,
     write_dense,
 )
-from jaxsparse.ckpt.durable import fault_point, make_folder, publish, remove_tree
+from jaxsparse.ckpt.durable import publish, remove_tree
 from jaxsparse.ckpt.errors import CheckpointError, SaveError
 from jaxsparse.ckpt.manifest import (
     FORMAT,
@@ -43,6 +43,7 @@ from jaxsparse.ckpt.manifest import (
 )
 from jaxsparse.ckpt.processes import agree, is_writer
 from jaxsparse.ckpt.tables import Copies, TableArray, fill_tables, table_arrays
+from jaxsparse.durable import fault_point, make_folder
 from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.optimizers import rate_of
 

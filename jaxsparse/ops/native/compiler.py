@@ -22,6 +22,10 @@ import jaxlib.version
 OPS = Path(__file__).resolve().parents[1]
 """The folder of all operations."""
 
+PACKAGE = OPS.parent
+FOLDERS = ("ops", "store")
+"""Of the package, whose subfolders hold C++."""
+
 COMPILERS = ("g++", "c++", "clang++")
 """Tried in order, after what ``CXX`` names."""
 
@@ -36,8 +40,12 @@ class NoNativeLibrary(Exception):
 
 
 def sources() -> list[Path]:
-    """The C++ files, of every operation."""
-    return sorted(OPS.glob("*/*.cc"))
+    """The C++ files, of every operation and of the store."""
+    return _found("cc")
+
+
+def _found(ending: str) -> list[Path]:
+    return sorted(path for name in FOLDERS for path in (PACKAGE / name).glob(f"*/*.{ending}"))
 
 
 def build() -> Path:
@@ -99,8 +107,8 @@ def _key(compiler: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
     facts = [version, platform.machine(), jaxlib.version.__version__, *FLAGS]
     digest = hashlib.sha256("\n".join(facts).encode())
-    for source in sorted([*sources(), *OPS.glob("*/*.h")]):
-        digest.update(str(source.relative_to(OPS)).encode() + b"\0" + source.read_bytes())
+    for source in [*sources(), *_found("h")]:
+        digest.update(str(source.relative_to(PACKAGE)).encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:20]
 
 
