@@ -54,6 +54,7 @@ from jaxsparse.ragged import Ragged
 from jaxsparse.row_grads import RowGrads, merge_row_grads, row_grads_norm, scale_row_grads
 from jaxsparse.specs import Exchange, FeatureSpec, TableSpec
 from jaxsparse.state import EmbeddingState
+from jaxsparse.store import RowStore, StoreFullError
 from jaxsparse.tiers import Tiers
 from jaxsparse.train import (
     BinaryMetrics,
@@ -106,9 +107,11 @@ __all__ = [
     "Ragged",
     "Residuals",
     "RowGrads",
+    "RowStore",
     "RowwiseAdagrad",
     "SaveError",
     "SparseOptimizer",
+    "StoreFullError",
     "StreamingAUC",
     "TableSpec",
     "Tiers",

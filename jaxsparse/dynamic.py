@@ -155,7 +155,8 @@ class L2Norm:
     """A nearly full table gives up the rows whose Euclidean norm is small.
 
     They are looked for between passes, when the table is nine tenths full; rows of the pass to
-    come stay. A table that is full before any row is so small gives up rows as `LRU`.
+    come, and those that leave the devices for it, stay. A table that is full before any row is so
+    small gives up rows as `LRU`.
     """
 
     below: float

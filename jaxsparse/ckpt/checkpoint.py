@@ -259,8 +259,8 @@ def _refuse_stored(emb: EmbeddingCollection) -> None:
     """A state has only those rows of stored tables that are on the devices."""
     if emb.stored_tables:
         raise CheckpointError(
-            f"tables {sorted(emb.stored_tables)} have Dynamic keys or tiers: not all their rows are "
-            "in the state, checkpoints cannot hold them; use store.keys and store.read"
+            f"tables {sorted(emb.stored_tables)} have Dynamic keys or tiers: the state has not all "
+            "their rows, checkpoints cannot hold them; use store.keys and store.read"
         )
 
 

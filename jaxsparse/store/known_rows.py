@@ -71,7 +71,13 @@ class KnownRows:
         self.counters = Counters(self.needs_times)
         self.epoch = 0
         """Grows when rows are given up: rows found before may be others' now."""
-        self.totals = {"inserts": 0, "evictions": 0, "admissions_refused": 0, "lookups": 0}
+        self.totals = {
+            "inserts": 0,
+            "evictions": 0,
+            "admissions_refused": 0,
+            "lookups": 0,
+            "hits": 0,
+        }
 
     @property
     def needs_times(self) -> bool:
@@ -139,12 +145,12 @@ class KnownRows:
             )
         return first_to_go(self.eviction, self.counters, candidates, need, self.capacity)
 
-    def commit(self, batch: Proposal, step: int, time: float) -> tuple[Rows, Rows, Rows]:
+    def commit(self, batch: Proposal, step: int, time: float) -> tuple[Rows, Rows]:
         """Makes a batch's changes.
 
         Returns:
-            Rows ``[n]`` of all occurrences, NO_ROW for keys that were not admitted; the distinct
-            ones; and those among them that are new.
+            Rows ``[n]`` of all occurrences, NO_ROW for keys that were not admitted, and the
+            distinct ones.
         """
         self.give_up(batch.evicted)
         new_keys = batch.new_keys[batch.admitted]
@@ -164,7 +170,26 @@ class KnownRows:
         self.totals["lookups"] += batch.rows.size
         self.totals["inserts"] += new_rows.size
         self.totals["admissions_refused"] += int((~batch.admitted).sum())
-        return rows, distinct, new_rows
+        return rows, distinct
+
+    def add_keys(self, keys: Keys, step: int) -> Rows:
+        """Rows of distinct keys ``[n]``; those that have none get one.
+
+        Raises:
+            StoreFullError: there is no room; nothing is given up for them.
+        """
+        is_new = self.index.find(keys) == NO_ROW
+        need = len(self) + int(is_new.sum())
+        if need > self.capacity:
+            raise StoreFullError(
+                f"table {self.name!r} is full: {int(is_new.sum()):,} new keys need {need:,} rows, "
+                f"it has {self.capacity:,}; evict some, or raise Dynamic(capacity=)"
+            )
+        rows = self.index.insert(keys)
+        self.counters.grow(self.index.high_water)
+        self.counters.last[rows[is_new]] = step
+        self.totals["inserts"] += int(is_new.sum())
+        return rows
 
     def give_up(self, rows: Rows) -> None:
         """Rows lose their keys; the next keys that get them find them as new."""

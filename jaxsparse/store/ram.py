@@ -55,7 +55,8 @@ class RamRows:
     def holds(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """Which of rows ``[n]`` are here."""
         self.slot = grown(self.slot, int(rows.max(initial=-1)) + 1, NOWHERE)
-        return self.slot[rows] != NOWHERE
+        found: npt.NDArray[np.bool_] = self.slot[rows] != NOWHERE
+        return found
 
     def read(self, rows: Rows) -> Words:
         """Words ``[n, W]`` of rows that are here."""

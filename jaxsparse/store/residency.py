@@ -53,11 +53,12 @@ class Residency:
         self._free = np.arange(num_places - 1, -1, -1, dtype=np.int32)
         self._num_free = num_places
         self._lent = np.zeros(0, np.int32)
+        self._is_made = np.zeros(0, bool)
 
     @property
     def nbytes(self) -> int:
         """Memory of the arrays."""
-        return self.place.nbytes + self.row_at.nbytes + self._free.nbytes
+        return sum(a.nbytes for a in (self.place, self.row_at, self._free, self._is_made))
 
     @property
     def num_resident(self) -> int:
@@ -71,17 +72,29 @@ class Residency:
     def places(self, rows: Rows) -> Rows:
         """Places ``[n]`` of rows, NOWHERE for those that are not on the devices."""
         self.grow(int(rows.max(initial=-1)) + 1)
-        return self.place[rows]
+        places: Rows = self.place[rows]
+        return places
 
     def resident(self) -> Rows:
         """All rows on the devices."""
         return self.row_at[self.row_at != EMPTY]
+
+    def is_made(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Which of ``rows`` have values somewhere; others are still to be drawn."""
+        self._is_made = grown(self._is_made, int(rows.max(initial=-1)) + 1, False)
+        return self._is_made[rows]
+
+    def set_made(self, rows: Rows) -> None:
+        """Rows have values now."""
+        self._is_made = grown(self._is_made, int(rows.max(initial=-1)) + 1, False)
+        self._is_made[rows] = True
 
     def forget(self, rows: Rows) -> None:
         """Rows were given up: their places are free at once, what lies there is nobody's."""
         places = self.places(rows)
         places = places[places != NOWHERE]
         self.place[rows] = NOWHERE
+        self._is_made[rows[rows < self._is_made.size]] = False
         self.row_at[places] = EMPTY
         self._give_back(places)
 
@@ -143,6 +156,7 @@ class Residency:
             self._lent = moves.new_places
         else:
             self._settle(moves.new_rows, moves.new_places)
+            self.set_made(moves.new_rows)
 
     def cancel(self, moves: Moves) -> None:
         """A plan is not carried out: rows stay where they are."""

@@ -71,13 +71,12 @@ def put_rows(
     rows: jax.Array,
     words: jax.Array,
 ) -> Any:
-    """Slab and slots with rows overwritten, in place; and a number that is there once they are."""
+    """Slab and slots with rows overwritten, in place."""
     slab = emb.layout.slabs[index]
 
     def local(weights: jax.Array, slots: Slots, rows: jax.Array, words: jax.Array) -> Any:
         new_weights, new_slots = from_words(slab, words)
-        weights, slots = _write(weights, slots, rows, new_weights, new_slots)
-        return weights, slots, words[:1, 0]
+        return _write(weights, slots, rows, new_weights, new_slots)
 
     cut = cut_of(emb, index)
     return _on_mesh(emb, local, (cut, cut, cut, cut), cut)(weights, slots, rows, words)

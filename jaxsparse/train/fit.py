@@ -16,8 +16,9 @@ import numpy as np
 from jaxsparse.ckpt import CheckpointManager, Restored
 from jaxsparse.data.batch import Batch
 from jaxsparse.embedding import EmbeddingCollection
+from jaxsparse.packed_batch import PackedBatch
 from jaxsparse.processes import gather, is_shared, maximum
-from jaxsparse.train.batches import Dataset, OnBadSample, PackedBatch, admit, unpad
+from jaxsparse.train.batches import Dataset, OnBadSample, admit, unpad
 from jaxsparse.train.callbacks import Callback, FitEvent
 from jaxsparse.train.feed import START, Ahead, Feed, undisturbed
 from jaxsparse.train.lockstep import Lockstep

@@ -22,8 +22,9 @@ from jaxsparse.data.batch import Batch
 from jaxsparse.data.prefetch import DEPTH
 from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.ladder import Ladder
+from jaxsparse.packed_batch import PackedBatch
 from jaxsparse.processes import gather, is_shared, maximum, replicate
-from jaxsparse.train.batches import Dataset, OnBadSample, PackedBatch, admit
+from jaxsparse.train.batches import Dataset, OnBadSample, admit
 from jaxsparse.train.callbacks import Callback
 from jaxsparse.train.evaluation import Admit, Outcomes, Totals, forward
 from jaxsparse.train.feed import check_prefetch
