@@ -165,7 +165,8 @@ class Residency:
 
     def places_after(self, rows: Rows, moves: Moves) -> Rows:
         """Places ``[n]`` of rows once a plan is carried out."""
-        self.grow(int(rows.max(initial=-1)) + 1)
+        for part in (rows, moves.in_rows, moves.new_rows):
+            self.grow(int(part.max(initial=-1)) + 1)
         self.place[moves.in_rows] = moves.in_places
         if not moves.is_lent:
             self.place[moves.new_rows] = moves.new_places
