@@ -135,7 +135,8 @@ class AdmitByBloomCount:
         """At least the occurrences ``[n]`` of keys so far, up to 255."""
         if not keys.size:
             return np.zeros(0, np.int64)
-        return self._counters[self._places(keys)].min(axis=0).astype(np.int64)
+        counts: Counts = self._counters[self._places(keys)].min(axis=0).astype(np.int64)
+        return counts
 
     def _places(self, keys: Keys) -> npt.NDArray[np.int64]:
         """Counters ``[4, n]`` of keys (Kirsch, Mitzenmacher 2006: two hashes make all)."""

@@ -19,7 +19,7 @@ from jaxsparse.store.admission import make_admitter
 from jaxsparse.store.errors import StoreFullError
 from jaxsparse.store.eviction import Counters, expired, first_to_go
 from jaxsparse.store.hotness import Hotness
-from jaxsparse.store.index import KeyIndex
+from jaxsparse.store.index import KeyIndex, RowMarks, distinct_rows
 
 Keys = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int32]
@@ -33,17 +33,17 @@ NO_ROW = -1
 class Proposal:
     """What a batch would do to a table; nothing is changed yet."""
 
-    rows: Rows
-    """``[n]``: row of each occurrence, NO_ROW where its key has none (yet)."""
     distinct: Rows
-    """``[u]`` known rows, ascending."""
-    counts: Counts
+    """``[u]`` rows that the batch's keys have."""
+    counts: Rows
     """``[u]`` occurrences of each."""
+    inverse: Rows
+    """``[n]``: index into ``distinct`` of each occurrence; NO_ROW where it has none (yet)."""
     new_keys: Keys
     """``[m]`` distinct keys without a row, ascending."""
     new_counts: Counts
     """``[m]`` occurrences of each."""
-    inverse: npt.NDArray[np.int64]
+    new_inverse: npt.NDArray[np.int64]
     """Index into ``new_keys`` of each occurrence without a row."""
     admitted: npt.NDArray[np.bool_]
     """``[m]``."""
@@ -69,6 +69,7 @@ class KnownRows:
         self.index = KeyIndex(self.capacity)
         self.hotness = Hotness()
         self.counters = Counters(self.needs_times)
+        self.marks = RowMarks()
         self.epoch = 0
         """Grows when rows are given up: rows found before may be others' now."""
         self.totals = {
@@ -106,20 +107,18 @@ class KnownRows:
         Raises:
             StoreFullError: it would need more rows than there are.
         """
-        distinct, counts = np.unique(rows, return_counts=True)
-        if distinct.size and distinct[0] == NO_ROW:
-            distinct, counts = distinct[1:], counts[1:]
-        gone = expired(self.eviction, self.counters, distinct, step, time)
+        found = distinct_rows(rows, self.marks)
+        gone = expired(self.eviction, self.counters, found.rows, step, time)
         if gone.size:
             rows = np.where(np.isin(rows, gone), np.int32(NO_ROW), rows)
-            kept = ~np.isin(distinct, gone)
-            distinct, counts = distinct[kept], counts[kept]
-        new_keys, inverse, new_counts = np.unique(
+            found = distinct_rows(rows, self.marks)
+        new_keys, new_inverse, new_counts = np.unique(
             keys[rows == NO_ROW], return_inverse=True, return_counts=True
         )
         admitted = self.admitter.decide(new_keys, new_counts, step)
-        evicted = np.concatenate([gone, self._make_room(int(admitted.sum()), distinct, gone)])
-        return Proposal(rows, distinct, counts, new_keys, new_counts, inverse, admitted, evicted)
+        evicted = np.concatenate([gone, self._make_room(int(admitted.sum()), found.rows, gone)])
+        new = new_keys, new_counts, new_inverse
+        return Proposal(found.rows, found.counts, found.inverse, *new, admitted, evicted)
 
     def _make_room(self, num_new: int, distinct: Rows, gone: Rows) -> Rows:
         """Rows that a full table gives up for ``num_new`` new ones."""
@@ -149,28 +148,27 @@ class KnownRows:
         """Makes a batch's changes.
 
         Returns:
-            Rows ``[n]`` of all occurrences, NO_ROW for keys that were not admitted, and the
-            distinct ones.
+            Distinct rows ``[v]``, and the index of each occurrence's among them: NO_ROW for keys
+            that were not admitted.
         """
         self.give_up(batch.evicted)
         new_keys = batch.new_keys[batch.admitted]
         new_rows = self.index.insert(new_keys)
         self.counters.grow(self.index.high_water)
         self.admitter.book(batch.new_keys, batch.new_counts, batch.admitted)
-        rows = batch.rows
+        inverse = batch.inverse
         if batch.new_keys.size:
-            row_of_new = np.full(batch.new_keys.size, NO_ROW, np.int32)
-            row_of_new[batch.admitted] = new_rows
-            rows = rows.copy()
-            rows[rows == NO_ROW] = row_of_new[batch.inverse]
+            place = np.full(batch.new_keys.size, NO_ROW, np.int32)
+            place[batch.admitted] = batch.distinct.size + np.arange(new_rows.size, dtype=np.int32)
+            inverse[inverse == NO_ROW] = place[batch.new_inverse]
         distinct = np.concatenate([batch.distinct, new_rows])
         counts = np.concatenate([batch.counts, batch.new_counts[batch.admitted]])
         self.counters.add(distinct, counts, step, time)
         self.hotness.add(distinct, counts)
-        self.totals["lookups"] += batch.rows.size
+        self.totals["lookups"] += inverse.size
         self.totals["inserts"] += new_rows.size
         self.totals["admissions_refused"] += int((~batch.admitted).sum())
-        return rows, distinct
+        return distinct, inverse
 
     def add_keys(self, keys: Keys, step: int) -> Rows:
         """Rows of distinct keys ``[n]``; those that have none get one.

@@ -44,7 +44,8 @@ class Looked:
 class Gathered:
     """Rows of one table that the batches of a pass need, so far.
 
-    ``parts`` are distinct rows, ``batches`` the row of each occurrence. In a pass that only reads,
+    ``parts`` are distinct rows; ``batches`` distinct rows by batch, with the index of each
+    occurrence's among them. In a pass that only reads,
     ``unknown`` are the distinct keys that get a row for this pass, ascending, and
     ``unknown_keys`` by batch those of the occurrences without a row.
     """
@@ -60,7 +61,7 @@ class Gathered:
         """Forgets the pass before."""
         self._number += 1
         self.parts: list[Rows] = []
-        self.batches: list[Rows] = []
+        self.batches: list[tuple[Rows, Rows]] = []
         self.unknown = np.zeros(0, np.uint64)
         self.unknown_keys: list[Keys] = []
         self.size = self.hits = self.lookups = 0
@@ -71,15 +72,15 @@ class Gathered:
         found: npt.NDArray[np.bool_] = self._mark[rows] == self._number
         return found
 
-    def add(self, distinct: Rows, rows: Rows) -> None:
-        """Adds a batch: its distinct rows, and the row of each occurrence."""
+    def add(self, distinct: Rows, inverse: Rows) -> None:
+        """Adds a batch: its distinct rows, and the index of each occurrence's."""
         fresh = distinct[~self.marked(distinct)]
         self._mark[fresh] = self._number
         self.parts.append(fresh)
-        self.batches.append(rows)
+        self.batches.append((distinct, inverse))
         self.size += fresh.size
 
-    def count(self, distinct: Rows, counts: npt.NDArray[np.int64], num_lookups: int) -> None:
+    def count(self, distinct: Rows, counts: Rows, num_lookups: int) -> None:
         """Counts occurrences whose row is on the devices now, when the pass is planned."""
         on_device = self.store.residency.places(distinct) != NOWHERE
         self.hits += int(counts[on_device].sum())
@@ -227,3 +228,16 @@ class Planner(abc.ABC):
             "host_to_device_bytes": sum(m.in_rows.size * s.row_bytes for s, m in moves),
             "device_to_host_bytes": sum(m.out_rows.size * s.row_bytes for s, m in moves),
         }
+
+
+def occurrence_codes(store: TableStore, places: Rows, inverse: Rows) -> Codes:
+    """Code of each occurrence; that of the default row where it has no place.
+
+    Args:
+        store: of the table.
+        places: ``[u]`` of distinct rows.
+        inverse: ``[n]`` index of each occurrence's, -1 where it has none.
+    """
+    default = -1 if store.default_code is None else store.default_code
+    # Index -1 is the last entry.
+    return np.append(store.code_at[places], default).take(inverse, mode="wrap")

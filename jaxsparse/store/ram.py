@@ -50,7 +50,8 @@ class RamRows:
     def rows(self) -> Rows:
         """All rows here."""
         rows = self._row_at[: self._high_water]
-        return rows[rows != EMPTY]
+        found: Rows = rows[rows != EMPTY]
+        return found
 
     def holds(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """Which of rows ``[n]`` are here."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxsparse.store.index import distinct_rows
 from jaxsparse.store.known_rows import NO_ROW
-from jaxsparse.store.planner import Codes, Gathered, Looked, Planner
+from jaxsparse.store.planner import Codes, Gathered, Looked, Planner, occurrence_codes
 from jaxsparse.store.residency import Moves
 from jaxsparse.store.translate import numbers_to_draw
 
@@ -17,16 +18,16 @@ class ReadingPlanner(Planner):
     is_training = False
 
     def _take(self, looked: Looked, is_first: bool) -> bool:
-        found = {}
+        results = {}
         for name, store in self._tables.items():
             gathered = self._gathered[name]
             keys, rows = looked.keyed.keys[name], self._rows(looked, name)
-            distinct, counts = np.unique(rows, return_counts=True)
-            has_row = distinct != NO_ROW
-            has_row[has_row] = store.residency.is_made(distinct[has_row])
-            if not has_row.all():
-                rows = np.where(np.isin(rows, distinct[~has_row]), np.int32(NO_ROW), rows)
-            distinct, counts = distinct[has_row], counts[has_row]
+            found = distinct_rows(rows, store.known.marks)
+            is_made = store.residency.is_made(found.rows)
+            if not is_made.all():
+                rows = np.where(np.isin(rows, found.rows[~is_made]), np.int32(NO_ROW), rows)
+                found = distinct_rows(rows, store.known.marks)
+            distinct = found.rows
             unknown_keys = keys[rows == NO_ROW]
             own, unknown = gathered.unknown[:0], gathered.unknown
             if store.default_code is None:
@@ -37,11 +38,11 @@ class ReadingPlanner(Planner):
             need = gathered.size + fresh + unknown.size
             if not is_first and need > self._limit(name):
                 return False
-            found[name] = rows, distinct, counts, unknown, unknown_keys
-        for name, (rows, distinct, counts, unknown, unknown_keys) in found.items():
+            results[name] = found, unknown, unknown_keys
+        for name, (found, unknown, unknown_keys) in results.items():
             gathered = self._gathered[name]
-            gathered.count(distinct, counts, rows.size)
-            gathered.add(distinct, rows)
+            gathered.count(found.rows, found.counts, found.inverse.size)
+            gathered.add(found.rows, found.inverse)
             gathered.unknown = unknown
             gathered.unknown_keys.append(unknown_keys)
         return True
@@ -58,13 +59,11 @@ class ReadingPlanner(Planner):
             is_lent=True,
         )
         codes = []
-        for rows, keys in zip(gathered.batches, gathered.unknown_keys, strict=True):
-            has_row = rows != NO_ROW
-            code = np.full(rows.size, -1, np.int64)
-            code[has_row] = store.code_at[store.residency.places_after(rows[has_row], moves)]
+        lent = store.code_at[moves.new_places]
+        for (distinct, inverse), keys in zip(gathered.batches, gathered.unknown_keys, strict=True):
+            places = store.residency.places_after(distinct, moves)
+            code = occurrence_codes(store, places, inverse)
             if store.default_code is None:
-                code[~has_row] = store.code_at[moves.new_places[np.searchsorted(unknown, keys)]]
-            else:
-                code[~has_row] = store.default_code
+                code[inverse == NO_ROW] = lent[np.searchsorted(unknown, keys)]
             codes.append(code)
         return moves, codes

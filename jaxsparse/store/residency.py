@@ -77,7 +77,8 @@ class Residency:
 
     def resident(self) -> Rows:
         """All rows on the devices."""
-        return self.row_at[self.row_at != EMPTY]
+        rows: Rows = self.row_at[self.row_at != EMPTY]
+        return rows
 
     def is_made(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """Which of ``rows`` have values somewhere; others are still to be drawn."""
@@ -197,11 +198,13 @@ class Residency:
         protected[inside] = is_next[candidates[inside]]
         if np.count_nonzero(~protected) >= count:
             candidates, scores = candidates[~protected], scores[~protected]
-            return candidates[coldest(scores, count)]
-        forced = np.flatnonzero(protected)
-        more = count - (candidates.size - forced.size)
-        chosen = np.concatenate([np.flatnonzero(~protected), forced[coldest(scores[forced], more)]])
-        return candidates[chosen]
+            chosen = coldest(scores, count)
+        else:
+            forced = np.flatnonzero(protected)
+            more = forced[coldest(scores[forced], count - candidates.size + forced.size)]
+            chosen = np.concatenate([np.flatnonzero(~protected), more])
+        victims: Rows = candidates[chosen]
+        return victims
 
     def _take_back_lent(self) -> None:
         self._give_back(self._lent)

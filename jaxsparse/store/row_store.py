@@ -200,7 +200,7 @@ class RowStore:
     def read_slots(
         self, emb_state: EmbeddingState, table: str, keys: npt.ArrayLike
     ) -> dict[str, Array]:
-        """Slot variables ``[n, D]`` or ``[n]`` by key; those of a key without a row as in `read`."""
+        """Slot variables ``[n, D]`` or ``[n]`` by key; as `read`, which see."""
         store, words = self._find(emb_state, table, keys)
         return self._access.read_slots(emb_state, store, words)
 

@@ -64,7 +64,7 @@ class TableStore:
     def stats(self) -> dict[str, Any]:
         """For people; see `RowStore.stats`."""
         known, host = self.known, self.host
-        stats = {
+        stats: dict[str, Any] = {
             "size": len(known),
             **known.totals,
             "device_rows": self.residency.num_resident,

@@ -6,14 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
-import numpy.typing as npt
 
 from jaxsparse.data.batch import Batch
 from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.store.errors import StoreFullError
 from jaxsparse.store.known_rows import NO_ROW, Proposal
 from jaxsparse.store.pass_plan import PassPlan
-from jaxsparse.store.planner import Codes, Gathered, Keys, Looked, Planner, Rows
+from jaxsparse.store.planner import Codes, Gathered, Keys, Looked, Planner, Rows, occurrence_codes
 from jaxsparse.store.residency import Moves
 from jaxsparse.store.table_store import TableStore
 from jaxsparse.store.translate import KeyedBatch, numbers_to_draw
@@ -65,12 +64,12 @@ class TrainingPlanner(Planner):
             before = gathered.hits
             # Keys that were not admitted read the default row, which is always there.
             gathered.hits += int(batch.new_counts[~batch.admitted].sum())
-            gathered.count(batch.distinct, batch.counts, batch.rows.size)
+            gathered.count(batch.distinct, batch.counts, batch.inverse.size)
             store.known.totals["hits"] += gathered.hits - before
-            rows, distinct = store.known.commit(batch, self.step, time)
+            distinct, inverse = store.known.commit(batch, self.step, time)
             store.residency.forget(batch.evicted)
             self.evicted[name].append(batch.evicted)
-            gathered.add(distinct, rows)
+            gathered.add(distinct, inverse)
         self.step += 1
         return True
 
@@ -101,7 +100,10 @@ class TrainingPlanner(Planner):
         is_next = self._is_next(store.spec.name, len(gathered.batches))
         hotness = store.known.hotness
         moves = store.residency.plan(needed[is_made], new, numbers, is_next, hotness)
-        return moves, [_codes(store, rows, moves) for rows in gathered.batches]
+        return moves, [
+            occurrence_codes(store, store.residency.places_after(distinct, moves), inverse)
+            for distinct, inverse in gathered.batches
+        ]
 
 
 def give_up_keys(store: TableStore, keys: Keys) -> Rows:
@@ -110,8 +112,8 @@ def give_up_keys(store: TableStore, keys: Keys) -> Rows:
     Returns:
         The rows, which may be on the host still.
     """
-    rows = np.unique(store.known.index.find(keys))
-    rows = rows[rows != NO_ROW]
+    found = np.unique(store.known.index.find(keys))
+    rows: Rows = found[found != NO_ROW]
     give_up_rows(store, rows)
     return rows
 
@@ -120,14 +122,3 @@ def give_up_rows(store: TableStore, rows: Rows) -> None:
     """Distinct rows lose their keys and their places on the devices."""
     store.known.give_up(rows)
     store.residency.forget(rows)
-
-
-def _codes(store: TableStore, rows: Rows, moves: Moves) -> Codes:
-    """Code of each occurrence; that of the default row where a key has none."""
-    has_row: npt.NDArray[np.bool_] = rows != NO_ROW
-    if has_row.all():
-        return store.code_at[store.residency.places_after(rows, moves)]
-    assert store.default_code is not None, "only admission leaves keys without a row"
-    codes = np.full(rows.size, store.default_code, np.int64)
-    codes[has_row] = store.code_at[store.residency.places_after(rows[has_row], moves)]
-    return codes

@@ -29,6 +29,7 @@ ELSEWHERE = {
     "test_memory.py": "I04 I05",
     "test_neighbour_rows.py": "I06 I07 I09",
     "test_64_bits.py": "I10",
+    "store/test_index.py": "E05",
 }
 """Rows whose tests lie beside others of their kind; their docstrings name them."""
 

@@ -144,7 +144,7 @@ def test_small_norms_go_when_the_table_is_nearly_full():
         assert trained.keys() == [0, 1, 8]
         trained.train([{"f": np.array([2])}])
         assert trained.keys() == [0, 1, 2, 8]
-        assert trained.read([2, 3]).tolist() == [[-2, -2], [0, 0]]
+        assert trained.read([2, 3]).tolist() == [[-1, -1], [0, 0]]
         assert trained.store.stats()["t"]["evictions"] == 6
 
 

@@ -21,10 +21,9 @@ import jaxlib.version
 
 OPS = Path(__file__).resolve().parents[1]
 """The folder of all operations."""
-
 PACKAGE = OPS.parent
-FOLDERS = ("ops", "store")
-"""Of the package, whose subfolders hold C++."""
+FOLDERS = (OPS, PACKAGE / "store")
+"""Each has folders with C++ files; those of the store are compiled into the same library."""
 
 COMPILERS = ("g++", "c++", "clang++")
 """Tried in order, after what ``CXX`` names."""
@@ -41,11 +40,11 @@ class NoNativeLibrary(Exception):
 
 def sources() -> list[Path]:
     """The C++ files, of every operation and of the store."""
-    return _found("cc")
+    return _files("*.cc")
 
 
-def _found(ending: str) -> list[Path]:
-    return sorted(path for name in FOLDERS for path in (PACKAGE / name).glob(f"*/*.{ending}"))
+def _files(pattern: str) -> list[Path]:
+    return sorted(file for folder in FOLDERS for file in folder.glob(f"*/{pattern}"))
 
 
 def build() -> Path:
@@ -107,7 +106,7 @@ def _key(compiler: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
     facts = [version, platform.machine(), jaxlib.version.__version__, *FLAGS]
     digest = hashlib.sha256("\n".join(facts).encode())
-    for source in [*sources(), *_found("h")]:
+    for source in sorted([*sources(), *_files("*.h")]):
         digest.update(str(source.relative_to(PACKAGE)).encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:20]
 
