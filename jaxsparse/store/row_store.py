@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -90,6 +91,9 @@ class RowStore:
         self._run: PassRun | None = None
         self._step = 0
         self._is_closed = False
+        # Held by whoever looks at the tables or changes them, but for the store's own thread,
+        # which is waited for. Other threads than the one that trains may read and evict.
+        self._lock = threading.RLock()
 
     def passes(
         self,
@@ -129,10 +133,7 @@ class RowStore:
                 f"passes: tables {timed} have TTL(seconds=): give time=, from a batch to the time "
                 "of its data in seconds"
             )
-        if self._run is not None and not self._run.is_closed:
-            raise RuntimeError(
-                "passes: others are under way; take them to their end, or close() their iterator"
-            )
+        self._check_free("passes")
         return self._passes(dataset, train, batches_per_pass, time)
 
     def _passes(
@@ -146,17 +147,21 @@ class RowStore:
             planner = TrainingPlanner(self.emb, self._tables, batches, most, time, self._step)
         else:
             planner = ReadingPlanner(self.emb, self._tables, batches, most)
-        run = PassRun(planner, self._mover, source, partial(self._pack, train), self._worker)
-        self._run = run
+        with self._lock:
+            self._check_free("passes")
+            pack = partial(self._pack, train)
+            run = PassRun(planner, self._mover, source, pack, self._worker)
+            self._run = run
         try:
             yield from run.passes()
         finally:
-            run.close()
-            if isinstance(planner, TrainingPlanner):
-                self._step = planner.step
-                for name, parts in planner.to_evict.items():
-                    for keys in parts:
-                        self._evict_now(name, keys)
+            with self._lock:
+                run.close()
+                if isinstance(planner, TrainingPlanner):
+                    self._step = planner.step
+                    for name, parts in planner.to_evict.items():
+                        for keys in parts:
+                            self._evict_now(name, keys)
 
     def _pack(self, train: bool, keyed: KeyedBatch, codes: dict[str, Array]) -> PackedBatch:
         ids = keyed.with_codes(codes, self.emb.feature_specs)
@@ -183,10 +188,11 @@ class RowStore:
         if self._run is None:
             raise RuntimeError("enter: there is no pass; iterate over store.passes(dataset)")
         run = self._run
-        run.wait_for_rows(p)
-        if isinstance(run.planner, TrainingPlanner):
-            self._give_up_small_rows(emb_state, run.planner, p)
-        return run.enter(emb_state, p)
+        with self._lock:
+            run.wait_for_rows(p)
+            if isinstance(run.planner, TrainingPlanner):
+                self._give_up_small_rows(emb_state, run.planner, p)
+            return run.enter(emb_state, p)
 
     def read(self, emb_state: EmbeddingState, table: str, keys: npt.ArrayLike) -> Array:
         """Rows ``[n, D]`` by key, wherever they are; changes nothing.
@@ -194,15 +200,17 @@ class RowStore:
         A key without a row gives what a lookup would: its initial row, or the default row of a
         table that admits keys.
         """
-        store, words = self._find(emb_state, table, keys)
-        return self._access.read_column(emb_state, store, words, "")
+        with self._lock:
+            store, words = self._find(emb_state, table, keys)
+            return self._access.read_column(emb_state, store, words, "")
 
     def read_slots(
         self, emb_state: EmbeddingState, table: str, keys: npt.ArrayLike
     ) -> dict[str, Array]:
         """Slot variables ``[n, D]`` or ``[n]`` by key; as `read`, which see."""
-        store, words = self._find(emb_state, table, keys)
-        return self._access.read_slots(emb_state, store, words)
+        with self._lock:
+            store, words = self._find(emb_state, table, keys)
+            return self._access.read_slots(emb_state, store, words)
 
     def write(
         self, emb_state: EmbeddingState, table: str, keys: npt.ArrayLike, rows: npt.ArrayLike
@@ -219,21 +227,19 @@ class RowStore:
             ValueError: shapes, values or keys are invalid, or the table is full.
             RuntimeError: passes are under way: rows that were read ahead would be missed.
         """
-        store, words = self._find(emb_state, table, keys)
-        if self._run is not None and not self._run.is_closed:
-            raise RuntimeError(
-                f"write {table!r}: passes are under way; take them to their end, or close() "
-                "their iterator"
-            )
-        return self._access.write(emb_state, store, words, rows, self._step)
+        with self._lock:
+            store, words = self._find(emb_state, table, keys)
+            self._check_free(f"write {table!r}")
+            return self._access.write(emb_state, store, words, rows, self._step)
 
     def keys(self, table: str) -> npt.NDArray[np.uint64]:
         """All keys that have a row, ascending, as their 64 bits: row numbers of a table that is
         not `Dynamic`. While passes are under way, those of the batches planned so far."""
-        store = self._table(table)
-        self._settle()
-        index = store.known.index
-        return np.sort(index.keys_of(index.rows()))
+        with self._lock:
+            store = self._table(table)
+            self._settle()
+            index = store.known.index
+            return np.sort(index.keys_of(index.rows()))
 
     def evict(self, table: str, keys: npt.ArrayLike) -> int:
         """Takes keys their rows; the next time they are as new.
@@ -244,17 +250,16 @@ class RowStore:
             How many of ``keys`` have a row now.
         """
         store = self._table(table)
-        words, _ = key_words(store.spec, keys)
-        self._settle()
-        words = np.unique(words)
-        found = int((store.known.index.find(words) >= 0).sum())
-        run = self._run
-        if run is not None and not run.is_closed and isinstance(run.planner, TrainingPlanner):
-            run.planner.to_evict[table].append(words)
-        elif run is not None and not run.is_closed:
-            raise RuntimeError(f"evict {table!r}: passes that only read are under way")
-        else:
-            self._evict_now(table, words)
+        words = np.unique(key_words(store.spec, keys)[0])
+        with self._lock:
+            self._settle()
+            found = int((store.known.index.find(words) >= 0).sum())
+            run = self._run
+            if run is not None and not run.is_closed and isinstance(run.planner, TrainingPlanner):
+                run.planner.to_evict[table].append(words)
+            else:
+                self._check_free(f"evict {table!r}")
+                self._evict_now(table, words)
         return found
 
     def _evict_now(self, table: str, keys: npt.NDArray[np.uint64]) -> None:
@@ -276,27 +281,31 @@ class RowStore:
         """Waits for rows under way, and makes those on disks durable; changes no value."""
         self._check_open()
         checks.check_state(emb_state, self.emb.layout_fingerprint)
-        self._settle()
-        for store in self._tables.values():
-            store.host.flush()
+        with self._lock:
+            self._settle()
+            for store in self._tables.values():
+                store.host.flush()
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """By table, since the store was made: ``size`` (keys with a row), ``lookups`` and
         ``hits`` (occurrences in training; whose row was on the devices when their pass was
         planned), ``inserts``, ``evictions``, ``admissions_refused``, rows and bytes by tier, bytes
         moved, and the index in use."""
-        self._settle()
-        return {name: store.stats() for name, store in self._tables.items()}
+        with self._lock:
+            self._check_open()
+            self._settle()
+            return {name: store.stats() for name, store in self._tables.items()}
 
     def close(self) -> None:
         """Ends the threads and closes the disks. A second time does nothing."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        if self._run is not None:
-            self._run.close()
-        self._worker.shutdown()
-        self._close_tables()
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            if self._run is not None:
+                self._run.close()
+            self._worker.shutdown()
+            self._close_tables()
 
     def _close_tables(self) -> None:
         for store in self._tables.values():
@@ -325,6 +334,12 @@ class RowStore:
         self._settle()
         return store, words
 
+    def _check_free(self, what: str) -> None:
+        if self._run is not None and not self._run.is_closed:
+            raise RuntimeError(
+                f"{what}: passes are under way; take them to their end, or close() their iterator"
+            )
+
     def _settle(self) -> None:
         if self._run is not None:
             self._run.settle()
@@ -332,8 +347,3 @@ class RowStore:
     def _check_open(self) -> None:
         if self._is_closed:
             raise ValueError("the RowStore is closed")
-
-
-def tables_of(store: RowStore) -> Mapping[str, TableStore]:
-    """What a store has of each table, for reports."""
-    return store._tables
