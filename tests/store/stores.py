@@ -80,10 +80,10 @@ class Stored:
         return results
 
     def read(self, keys, table="t"):
-        return self.store.read(self.state, table, keys)
+        return self.store.read(self.state, table, _array(keys))
 
     def slots(self, keys, table="t"):
-        return self.store.read_slots(self.state, table, keys)
+        return self.store.read_slots(self.state, table, _array(keys))
 
     def keys(self, table="t"):
         return self.store.keys(table).tolist()
@@ -96,6 +96,10 @@ class Stored:
             full[spec.name] = np.zeros(shape, np.float32)
             full[spec.name][: ids.num_samples] = given.get(spec.name, 1.0)
         return full
+
+
+def _array(keys):
+    return np.array(keys) if isinstance(keys, range) else keys
 
 
 def batch_of(features):

@@ -43,7 +43,9 @@ def test_the_collection_leaves_stored_tables_to_the_store():
         with pytest.raises(ValueError, match=r"pack: the rows of \['t'\] .* make a js.RowStore"):
             emb.pack({"f": np.array([1])})
         for call in (emb.read, emb.read_slots):
-            with pytest.raises(ValueError, match=r"table 't' has Dynamic keys .* js.RowStore knows"):
+            with pytest.raises(
+                ValueError, match=r"table 't' has Dynamic keys .* js.RowStore knows"
+            ):
                 call(state, "t", [1])
         with pytest.raises(ValueError, match=r"table 't' has Dynamic keys .* js.RowStore knows"):
             emb.write(state, "t", [1], np.zeros((1, 2)))
