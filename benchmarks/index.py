@@ -35,7 +35,7 @@ from jaxsparse.store.index import KeyIndex, RowMarks, distinct_rows
 NUM_KEYS = 10_000_000
 LEAST_KEYS, MOST_KEYS = 1_000_000, 50_000_000
 """Sizes between which bytes a key are looked at."""
-ROUNDS = 5
+ROUNDS = 3
 SEARCHES = 40
 """Batches of each kind a round."""
 BATCH_IDS, ZIPF = 106_496, 1.2
