@@ -3,7 +3,7 @@
 // cache holds its slots: each at random places of all parts would be read from memory.
 #include <algorithm>
 #include <cstdint>
-#include <vector>
+#include <memory>
 
 #include "index.h"
 
@@ -12,12 +12,12 @@ namespace {
 
 // Rows that are sorted by part at once: enough of each part, in memory small beside the index.
 constexpr int64_t kLeastTile = int64_t{1} << 18;
-int64_t tile_of(int64_t num_rows) { return std::max(kLeastTile, num_rows / 4); }
+int64_t tile_of(int64_t num_rows) { return std::max(kLeastTile, num_rows / 8); }
 
 // The live rows of a tile and the hashes of their keys, by part.
 class Tile {
  public:
-  explicit Tile(int64_t size) : hashes_(size), rows_(size) {}
+  explicit Tile(int64_t size) : hashes_(new uint64_t[size]), rows_(new int32_t[size]) {}
 
   void sort(const KeysByRow& keys, int64_t begin, int64_t end) {
     std::fill(ends_, ends_ + kNumParts + 1, 0);
@@ -51,8 +51,8 @@ class Tile {
   }
 
  private:
-  std::vector<uint64_t> hashes_;
-  std::vector<int32_t> rows_;
+  std::unique_ptr<uint64_t[]> hashes_;
+  std::unique_ptr<int32_t[]> rows_;
   int64_t ends_[kNumParts + 1];
 };
 
