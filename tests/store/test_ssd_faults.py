@@ -236,7 +236,7 @@ def test_a_full_disk(tmp_path: pathlib.Path) -> None:
         # What RAM holds and what the disk holds can both be read.
         assert np.array_equal(store.read(np.concatenate(at)), np.concatenate(rows))
         assert np.array_equal(store.read(old_at), old_rows)
-        assert not list(tmp_path.glob("disk*/*.__lock"))
+        assert all(path.stat().st_size < 20 << 10 for path in tmp_path.glob("disk*/segment-*"))
     store.flush()  # there is room again
     store.close()
     store = open_store(tmp_path)
@@ -299,14 +299,30 @@ def test_a_disk_that_fails_otherwise(
 ) -> None:
     store = open_store(tmp_path)
 
-    def fail(path: pathlib.Path) -> None:
+    def fail(descriptor: int) -> None:
         raise OSError(5, "Input/output error")
 
     rows = random_rows(np.random.default_rng(0), 5)
     at = store.append(np.arange(5, dtype=np.uint64), rows)
     with monkeypatch.context() as patch:
-        patch.setattr("jaxsparse.store.ssd.files.sync", fail)
+        patch.setattr(os, "fsync", fail)
         with pytest.raises(StoreError, match=r"segment 1 cannot be written to .*Input/output"):
             store.flush()
     assert np.array_equal(store.read(at), rows)
     store.close()
+
+
+def test_a_full_disk_can_be_opened_and_read(tmp_path: pathlib.Path) -> None:
+    at, rows = filled(tmp_path)
+    with file_limit(0):
+        store = open_store(tmp_path)
+        assert np.array_equal(store.read(at), rows)
+        store.close()
+
+
+def test_a_store_without_its_marks(tmp_path: pathlib.Path) -> None:
+    filled(tmp_path)
+    for path in tmp_path.glob("disk*/folder.json"):
+        path.unlink()
+    with pytest.raises(MismatchError, match=r"disk0 holds a store, but its folder.json is missing"):
+        open_store(tmp_path)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -198,12 +199,14 @@ def test_wrong_sizes(tmp_path: pathlib.Path, options, text: str) -> None:
 def test_direct_reads_where_there_are_none(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(path, flags, *rest):
-        raise OSError(22, "Invalid argument")
+    real = os.open
 
-    monkeypatch.setattr("jaxsparse.store.ssd.opening.os.open", refuse)
-    monkeypatch.setattr("jaxsparse.store.ssd.folders.make_folder", lambda path: path.mkdir())
-    monkeypatch.setattr("jaxsparse.store.ssd.folders.sync", lambda path: None)
+    def refuse(path, flags, *rest):
+        if flags & os.O_DIRECT:
+            raise OSError(22, "Invalid argument")
+        return real(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(ValueError, match=r"direct=True, but the file system of .* has no direct"):
         open_store(tmp_path, direct=True)
 

@@ -23,9 +23,8 @@ import numpy as np
 from jaxsparse.durable import fault_point
 from jaxsparse.store.ssd.checksums import Int64s, crc32c
 from jaxsparse.store.ssd.errors import DamagedJournalError
-from jaxsparse.store.ssd.folders import no_space, write_all, write_whole
+from jaxsparse.store.ssd.folders import MANIFEST, no_space, write_all, write_whole
 
-MANIFEST = "manifest.json"
 FORMAT = 1
 SEGMENTS, RELEASED, DROPPED, BITS = 1, 2, 3, 4
 """Kinds of records: arrays of `ENTRY`, of locations, of segment numbers; bits of all segments."""

@@ -41,7 +41,7 @@ class WriteBehind:
         try:
             self._write(segment)
             # Whoever read `rows` before keeps them; whoever reads it after finds the file.
-            segment.rows = None
+            segment.rows = segment.memory = None
             segment.keys = None
             segment.stamps = None
         except Exception as error:
