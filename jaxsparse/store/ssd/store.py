@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -17,7 +15,7 @@ import numpy.typing as npt
 
 from jaxsparse.durable import fault_point, sync
 from jaxsparse.store.ssd.checksums import Bytes, Int64s
-from jaxsparse.store.ssd.compaction import choose
+from jaxsparse.store.ssd.compaction import Rewriting, choose, remove
 from jaxsparse.store.ssd.dense import is_dense, read_dense
 from jaxsparse.store.ssd.errors import StoreError
 from jaxsparse.store.ssd.files import SegmentFiles
@@ -281,58 +279,19 @@ class SegmentStore:
             old = choose(self._segments.durable(), max_garbage, self._capacity)
             if not old:
                 return np.empty(0, np.int64), np.empty(0, np.int64)
-            new: list[Segment] = []
+            rewriting = Rewriting(lambda: self._begin(moved=True), self._writes)
             try:
-                sources = self._rewrite(old, new)
+                sources = rewriting.run(old, self._files, self._read_into)
                 fault_point("ssd_in_compact")
-                self._commit(new, old)
+                self._commit(rewriting.new, old)
             except BaseException:
-                self._discard(new)
+                rewriting.discard()
                 raise
+            new = rewriting.new
             kept = self._segments.replace(old, new, sources)
-            self._remove(old)
+            remove(old, self._open_files)
         self._count(compactions=1, compacted_rows=len(sources))
         return sources[kept], locations_of(new)[kept]
-
-    def _rewrite(self, old: Sequence[Segment], new: list[Segment]) -> Int64s:
-        """Copies live rows into new segments, one old one at a time; where the rows lay."""
-
-        def sealed(segment: Segment) -> None:
-            new.append(segment)
-            self._writes.submit(segment)
-
-        appender = Appender(lambda: self._begin(moved=True), sealed)
-        sources = [np.empty(0, np.int64)]
-        for segment in old:
-            numbers = segment.live_rows()
-            future = self._files.start_read(segment, 0, segment.shape.columns_bytes)
-            columns = self._files.finish_columns(segment, future)
-            sources.append(segment.locations(numbers))
-            # Not pinned: only compaction takes segments away. Released meanwhile does not matter.
-            wanted = Wanted(segment, sources[-1], np.arange(numbers.size), None)
-            rows = np.empty((numbers.size, self.row_bytes), np.uint8)
-            self._read_into([wanted] if numbers.size else [], rows)
-            stamps = sources[-1] if columns.stamps is None else columns.stamps[numbers]
-            out = np.empty(numbers.size, np.int64)
-            appender.add(columns.keys[numbers], rows, stamps, out)
-        appender.seal()
-        return np.concatenate(sources)
-
-    def _discard(self, new: Sequence[Segment]) -> None:
-        for segment in new:
-            if segment.written is not None:
-                segment.written.result()
-        self._writes.forget(new)
-        for segment in new:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(segment.path)
-
-    def _remove(self, old: Sequence[Segment]) -> None:
-        for segment in old:
-            fault_point("ssd_in_delete")
-            self._open_files.forget(segment)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(segment.path)
 
     def entries(self) -> tuple[Uint64s, Int64s]:
         """Keys ``[n]`` uint64 and locations ``[n]`` int64 of all rows that were not released.
