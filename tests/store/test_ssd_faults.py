@@ -12,7 +12,9 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from jaxsparse.store.ssd import (
     MismatchError,
     NoSpaceError,
     StoreError,
+    UncertainError,
 )
 from tests.store.ssd_rows import ROW_BYTES, open_store, random_rows
 from tests.store.test_ssd_rows import readers
@@ -326,3 +329,71 @@ def test_a_store_without_its_marks(tmp_path: pathlib.Path) -> None:
         path.unlink()
     with pytest.raises(MismatchError, match=r"disk0 holds a store, but its folder.json is missing"):
         open_store(tmp_path)
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_a_rename_that_may_not_be_on_the_disk(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, compact: bool
+) -> None:
+    """Nothing is deleted or written over any more; opening again finds out what there is."""
+    store = open_store(tmp_path, folders=1)
+    rows = random_rows(np.random.default_rng(0), COUNT)
+    at = store.append(np.arange(COUNT, dtype=np.uint64), rows)
+    store.flush()
+    store.release(at[::2])
+    if compact:
+        store.flush()
+    real, names = os.fsync, []
+
+    def fail(descriptor: int) -> None:
+        names.append(pathlib.Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        if names[-2:] == ["manifest.json.tmp", "disk0"]:
+            raise OSError(5, "Input/output error")
+        real(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(
+            UncertainError, match=r"manifest.json was written, but its"
+        ):
+            store.compact(0.3) if compact else store.flush()
+    assert np.array_equal(store.read(at[1::2]), rows[1::2])
+    store.append(np.array([9999], np.uint64), rows[:1])
+    with pytest.raises(UncertainError, match=r"an earlier commit failed.*close the store and open"):
+        store.flush()
+    with pytest.raises(UncertainError):
+        store.close()
+    store = open_store(tmp_path, folders=1)
+    keys, at = store.entries()
+    assert np.array_equal(np.sort(keys), np.arange(1, COUNT, 2))
+    assert np.array_equal(store.read(at), rows[keys.astype(np.int64)])
+    store.close()
+
+
+def test_a_flush_beside_a_second_attempt(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flush counts no segment that an append is just writing again."""
+    store = open_store(tmp_path, folders=1)
+    rows = random_rows(np.random.default_rng(0), COUNT)
+    real = store._files.write
+    failing = [True]
+
+    def write(segment) -> None:
+        if failing[0]:
+            raise NoSpaceError("full")
+        time.sleep(0.02)
+        real(segment)
+
+    monkeypatch.setattr(store._writes, "_write", write)
+    store.append(np.arange(100, dtype=np.uint64), rows[:100])
+    with pytest.raises(NoSpaceError):
+        store.flush()
+    failing[0] = False
+    with ThreadPoolExecutor(2) as threads:
+        more = threads.submit(store.append, np.arange(100, COUNT, dtype=np.uint64), rows[100:])
+        store.flush()
+        on_disk = {path.name for path in tmp_path.glob("disk0/segment-*")}
+        more.result()
+    assert "segment-000000000001" in on_disk
+    store.close()

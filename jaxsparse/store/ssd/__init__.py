@@ -11,6 +11,7 @@ from jaxsparse.store.ssd.errors import (
     MismatchError,
     NoSpaceError,
     StoreError,
+    UncertainError,
     UnknownLocationError,
 )
 from jaxsparse.store.ssd.scattered import Implementation
@@ -38,5 +39,6 @@ __all__ = [
     "NoSpaceError",
     "SegmentStore",
     "StoreError",
+    "UncertainError",
     "UnknownLocationError",
 ]

@@ -89,9 +89,6 @@ class Rewriting:
 
     def discard(self) -> None:
         """Deletes what was written."""
-        for segment in self.new:
-            if segment.written is not None:
-                segment.written.result()
         self._writes.forget(self.new)
         for segment in self.new:
             with contextlib.suppress(FileNotFoundError):

@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from jaxsparse.durable import make_folder, sync
-from jaxsparse.store.ssd.errors import NO_SPACE, LockedError, MismatchError, NoSpaceError, os_code
+from jaxsparse.store.ssd.errors import (
+    NO_SPACE,
+    LockedError,
+    MismatchError,
+    NoSpaceError,
+    UncertainError,
+    os_code,
+)
 
 LOCK = "lock"
 MANIFEST = "manifest.json"
@@ -136,7 +143,19 @@ def write_whole(path: Path, data: bytes, table: str) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
-    sync(path.parent)
+    try:
+        sync(path.parent)
+    except OSError as error:
+        raise uncertain(path, table, error.strerror or str(error)) from error
+
+
+def uncertain(path: Path, table: str, why: str) -> UncertainError:
+    """The error of a rename that may not be on the disk."""
+    return UncertainError(
+        f"table {table!r}: {path} was written, but its folder could not be synced ({why}), so that "
+        "it is not known what a crash would leave; see to the disk, then close the store and open "
+        "it again"
+    )
 
 
 def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:

@@ -285,7 +285,8 @@ class SegmentStore:
                 fault_point("ssd_in_compact")
                 self._commit(rewriting.new, old)
             except BaseException:
-                rewriting.discard()
+                if self._journal.is_certain:  # else the manifest may name them
+                    rewriting.discard()
                 raise
             new = rewriting.new
             kept = self._segments.replace(old, new, sources)
