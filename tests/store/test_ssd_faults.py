@@ -353,9 +353,7 @@ def test_a_rename_that_may_not_be_on_the_disk(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fail)
-        with pytest.raises(
-            UncertainError, match=r"manifest.json was written, but its"
-        ):
+        with pytest.raises(UncertainError, match=r"manifest.json was written, but its"):
             store.compact(0.3) if compact else store.flush()
     assert np.array_equal(store.read(at[1::2]), rows[1::2])
     store.append(np.array([9999], np.uint64), rows[:1])

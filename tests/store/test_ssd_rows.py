@@ -225,10 +225,10 @@ def test_few_files_are_kept_open(tmp_path: pathlib.Path) -> None:
     rows = random_rows(rng, 9000)
     at = store.append(np.arange(9000, dtype=np.uint64), rows)
     store.flush()
-    store._open_files._most = 5
+    store._rows.open_files._most = 5
     pick = np.arange(0, 9000, 45)
     assert np.array_equal(store.read(at[pick]), rows[pick])
-    assert store.stats()["dense_rows"] == 0 and len(store._open_files._files) == 5
+    assert store.stats()["dense_rows"] == 0 and len(store._rows.open_files._files) == 5
     store.close()
 
 

@@ -77,7 +77,7 @@ def rows_per_segment(segment_bytes: int, row_bytes: int) -> int:
     """Most rows of a segment whose file is not larger than ``segment_bytes``; at least one.
 
     >>> rows_per_segment(8 << 20, 512)
-    15760
+    15752
     """
     room = segment_bytes - HEADER_BYTES - 2 * ALIGNMENT
     return min(max(1, room // (row_bytes + 20)), ROW_MASK + 1)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -16,16 +15,16 @@ import numpy.typing as npt
 from jaxsparse.durable import fault_point, sync
 from jaxsparse.store.ssd.checksums import Bytes, Int64s
 from jaxsparse.store.ssd.compaction import Rewriting, choose, remove
-from jaxsparse.store.ssd.dense import is_dense, read_dense
+from jaxsparse.store.ssd.counts import Counts
 from jaxsparse.store.ssd.errors import StoreError
 from jaxsparse.store.ssd.files import SegmentFiles
 from jaxsparse.store.ssd.filling import Appender, Filling
 from jaxsparse.store.ssd.folders import Folders
-from jaxsparse.store.ssd.layout import ROW_MASK, Uint64s, rows_per_segment
-from jaxsparse.store.ssd.open_files import OpenFiles
+from jaxsparse.store.ssd.layout import Uint64s, rows_per_segment
 from jaxsparse.store.ssd.opening import check_arguments, check_direct, open_journal, recover
 from jaxsparse.store.ssd.recovery import live_entries, superseded
-from jaxsparse.store.ssd.scattered import Implementation, open_reader
+from jaxsparse.store.ssd.row_reader import RowReader
+from jaxsparse.store.ssd.scattered import Implementation
 from jaxsparse.store.ssd.segment import Segment
 from jaxsparse.store.ssd.segments import locations_of
 from jaxsparse.store.ssd.wanted import Wanted
@@ -91,9 +90,8 @@ class SegmentStore:
             paths = self._folders.paths
             self._files = SegmentFiles(paths, table, self._folders.store, direct)
             self._segments = recover(self._journal, self._folders, self._files)
-            self._open_files = OpenFiles(direct)
-            damaged = self._files.damaged
-            self._reader = open_reader(self._open_files, damaged, direct, implementation)
+            self._counts = Counts()
+            self._rows = RowReader(self._files, row_bytes, direct, implementation, self._counts)
         except BaseException:
             self._folders.close()
             raise
@@ -102,14 +100,12 @@ class SegmentStore:
         self._append_lock, self._commit_lock = threading.Lock(), threading.Lock()
         self._ahead = ThreadPoolExecutor(READ_AHEAD_THREADS, "jaxsparse-ssd-ahead")
         self._ahead_room = threading.Semaphore(READS_AHEAD)
-        self._counts = dict.fromkeys(COUNTS, 0)
-        self._count_lock = threading.Lock()
         self._is_closed = False
 
     @property
     def implementation(self) -> Implementation:
         """What reads scattered rows."""
-        return self._reader.implementation
+        return self._rows.implementation
 
     def append(self, keys: npt.NDArray[Any], rows: Bytes) -> Int64s:
         """Adds rows; of several rows of a key the newest counts when the store is reopened.
@@ -148,7 +144,7 @@ class SegmentStore:
             except BaseException:
                 self._segments.release(locations[locations >= 0])
                 raise
-        self._count(appended_rows=len(keys))
+        self._counts.add(appended_rows=len(keys))
         return locations
 
     def _begin(self, moved: bool) -> Filling:
@@ -185,31 +181,10 @@ class SegmentStore:
         return self._segments.pin(_as_locations(locations))
 
     def _read(self, wanted: Sequence[Wanted], num_rows: int) -> Bytes:
-        out = np.empty((num_rows, self.row_bytes), np.uint8)
-        start = time.perf_counter()
         try:
-            self._read_into(wanted, out)
+            return self._rows.read(wanted, num_rows)
         finally:
             self._segments.unpin(wanted)
-        micros = round((time.perf_counter() - start) * 1e6)
-        self._count(reads=1, read_rows=num_rows, read_us=micros)
-        return out
-
-    def _read_into(self, wanted: Sequence[Wanted], out: Bytes) -> None:
-        close, far = [], []
-        for one in wanted:
-            if one.rows is not None:
-                out[one.targets] = one.rows[one.locations & ROW_MASK]
-            elif is_dense(one):
-                close.append(one)
-            else:
-                far.append(one)
-        if far:
-            self._reader.read(far, out)
-        if close:
-            read_dense(self._files, close, out)
-        on_disk = sum(one.locations.size for one in far), sum(one.locations.size for one in close)
-        self._count(scattered_rows=on_disk[0], dense_rows=on_disk[1])
 
     def release(self, locations: npt.NDArray[Any]) -> None:
         """Makes rows garbage: not readable from now on, gone after the next flush.
@@ -253,7 +228,7 @@ class SegmentStore:
         except BaseException:
             self._segments.undo(cut)
             raise
-        self._count(flushes=1)
+        self._counts.add(flushes=1)
 
     def compact(self, max_garbage: float = 0.5) -> tuple[Int64s, Int64s]:
         """Rewrites segments with more garbage than that and merges small ones; flushes.
@@ -281,7 +256,7 @@ class SegmentStore:
                 return np.empty(0, np.int64), np.empty(0, np.int64)
             rewriting = Rewriting(lambda: self._begin(moved=True), self._writes)
             try:
-                sources = rewriting.run(old, self._files, self._read_into)
+                sources = rewriting.run(old, self._files, self._rows.read_into)
                 fault_point("ssd_in_compact")
                 self._commit(rewriting.new, old)
             except BaseException:
@@ -290,8 +265,8 @@ class SegmentStore:
                 raise
             new = rewriting.new
             kept = self._segments.replace(old, new, sources)
-            remove(old, self._open_files)
-        self._count(compactions=1, compacted_rows=len(sources))
+            remove(old, self._rows.open_files)
+        self._counts.add(compactions=1, compacted_rows=len(sources))
         return sources[kept], locations_of(new)[kept]
 
     def entries(self) -> tuple[Uint64s, Int64s]:
@@ -314,8 +289,7 @@ class SegmentStore:
         segments = self._segments.all()
         rows = sum(segment.shape.num_rows for segment in segments)
         garbage = sum(segment.num_released for segment in segments)
-        with self._count_lock:
-            counts = dict(self._counts)
+        counts = self._counts.now()
         return {
             "implementation": self.implementation,
             "live_rows": rows - garbage,
@@ -327,11 +301,6 @@ class SegmentStore:
             "read_s": counts.pop("read_us") / 1e6,
             **counts,
         }
-
-    def _count(self, **more: int) -> None:
-        with self._count_lock:
-            for name, count in more.items():
-                self._counts[name] += count
 
     def close(self) -> None:
         """Flushes, and lets other processes have the store. A second time does nothing.
@@ -347,27 +316,12 @@ class SegmentStore:
             self._is_closed = True
             self._ahead.shutdown()
             self._writes.close()
-            self._reader.close()
-            self._open_files.close()
+            self._rows.close()
             self._folders.close()
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise StoreError(f"table {self.table!r}: the store is closed")
-
-
-COUNTS = (
-    "appended_rows",
-    "reads",
-    "read_rows",
-    "read_us",
-    "scattered_rows",
-    "dense_rows",
-    "flushes",
-    "compactions",
-    "compacted_rows",
-)
-"""Names in `SegmentStore.stats` of what is counted."""
 
 
 def _as_locations(locations: npt.NDArray[Any]) -> Int64s:
