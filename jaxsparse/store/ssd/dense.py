@@ -28,23 +28,20 @@ def is_dense(wanted: Wanted) -> bool:
     return count >= max(LEAST_ROWS, LEAST_SHARE * wanted.segment.shape.num_rows)
 
 
-def read_dense(files: SegmentFiles, wanted: Sequence[Wanted], out: Bytes) -> int:
-    """Reads rows into ``out``; the bytes read.
+def read_dense(files: SegmentFiles, wanted: Sequence[Wanted], out: Bytes) -> None:
+    """Reads rows into ``out``.
 
     Raises:
         DamagedSegmentError: a file is missing, cut or changed.
     """
     reads: deque[tuple[Span, Any]] = deque()
-    num_bytes = 0
     for one in wanted:
         for span in spans(one, GAP_BYTES, MOST_BYTES):
             if len(reads) == IN_FLIGHT:
                 _finish(files, *reads.popleft(), out)
             reads.append((span, files.start_read(one.segment, span.begin, span.end)))
-            num_bytes += span.end - span.begin
     while reads:
         _finish(files, *reads.popleft(), out)
-    return num_bytes
 
 
 def _finish(files: SegmentFiles, span: Span, future: Any, out: Bytes) -> None:

@@ -28,6 +28,10 @@ class NoSpaceError(StoreError):
     """A disk is full; what was appended before stays readable."""
 
 
+class UncertainError(StoreError):
+    """A commit was written, but the disk did not say that it holds it."""
+
+
 class LockedError(StoreError):
     """Another process has the store."""
 

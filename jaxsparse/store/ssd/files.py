@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Segment files through tensorstore's ``file`` key-value store, one for each folder."""
+"""Segment files: each is a key of tensorstore's ``file`` key-value store of its folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorstore as ts
 
-from jaxsparse.durable import fault_point, sync
+from jaxsparse.durable import fault_point
 from jaxsparse.store.ssd.errors import (
     NO_SPACE,
     DamagedSegmentError,
@@ -18,8 +18,8 @@ from jaxsparse.store.ssd.errors import (
     os_code,
     reason_of,
 )
-from jaxsparse.store.ssd.folders import full
-from jaxsparse.store.ssd.layout import BadColumnsError, Columns, pack_segment, unpack_columns
+from jaxsparse.store.ssd.folders import full, write_all
+from jaxsparse.store.ssd.layout import BadColumnsError, Columns, pack_head, unpack_columns
 from jaxsparse.store.ssd.segment import Segment, segment_name
 
 
@@ -33,19 +33,12 @@ class SegmentFiles:
             folders: that segments lie in.
             table: for messages.
             store: the store's 16 bytes.
-            direct: whether reads go past the page cache.
+            direct: whether reads and writes go past the page cache.
         """
         self.table = table
         self.store = store
-        context = ts.Context(
-            {
-                # `write` waits for the disk by itself, where the order can be seen.
-                "file_io_sync": False,
-                # Not "lockfile": one that a killed process left would stop all writers.
-                "file_io_locking": {"mode": "os"},
-                "file_io_mode": {"mode": "direct" if direct else "default"},
-            }
-        )
+        self._direct = direct
+        context = ts.Context({"file_io_mode": {"mode": "direct" if direct else "default"}})
         self._folders = [
             ts.KvStore.open({"driver": "file", "path": f"{folder}/"}, context=context).result()
             for folder in folders
@@ -54,21 +47,27 @@ class SegmentFiles:
     def write(self, segment: Segment) -> None:
         """Writes a segment whose rows are in memory and waits until they are on the disk.
 
-        The name is durable only after a sync of the folder.
+        Not through tensorstore, which copies the bytes twice: 6 ms of CPU for 8 MB instead of 2.6,
+        or 0.6 past the page cache. A file that a crash leaves half written is in no manifest. The
+        name is durable only after a sync of the folder.
 
         Raises:
             NoSpaceError: the disk is full.
             StoreError: it cannot be written for another reason.
         """
         assert segment.rows is not None
-        rows = segment.rows[: segment.shape.num_rows]
-        data = pack_segment(segment.number, self.store, segment.shape, segment.columns(), rows)
+        head = pack_head(segment.number, self.store, segment.shape, segment.columns())
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         try:
-            key = segment_name(segment.number)
-            self._folders[segment.folder].write(key, data).result()
-            fault_point("ssd_in_segment")
-            sync(segment.path)
-        except (OSError, ValueError) as error:
+            descriptor = os.open(segment.path, flags | (os.O_DIRECT if self._direct else 0), 0o666)
+            try:
+                write_all(descriptor, head.data, 0)
+                write_all(descriptor, segment.image().data, segment.shape.data_offset)
+                fault_point("ssd_in_segment")
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
             with contextlib.suppress(OSError):
                 os.unlink(segment.path)
             if os_code(error) in NO_SPACE:

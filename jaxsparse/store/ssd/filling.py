@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxsparse.store.ssd.checksums import Bytes, Int64s, row_checksums
-from jaxsparse.store.ssd.layout import SegmentShape, Uint64s
+from jaxsparse.store.ssd.layout import SegmentShape, Uint64s, aligned_bytes, aligned_size
 from jaxsparse.store.ssd.segment import Segment, segment_name
 
 
@@ -21,6 +21,7 @@ class Filling:
     ) -> None:
         """An empty one of ``capacity`` rows; ``path`` is of its folder."""
         self.capacity = capacity
+        memory = aligned_bytes(aligned_size(capacity * row_bytes))
         self.segment = Segment(
             number=number,
             folder=folder,
@@ -30,7 +31,8 @@ class Filling:
             released=np.zeros(capacity, np.bool_),
             keys=np.empty(capacity, np.uint64),
             stamps=np.empty(capacity, np.int64) if moved else None,
-            rows=np.empty((capacity, row_bytes), np.uint8),
+            rows=memory[: capacity * row_bytes].reshape(capacity, row_bytes),
+            memory=memory,
         )
 
     @property

@@ -14,9 +14,17 @@ from pathlib import Path
 from typing import IO, Any
 
 from jaxsparse.durable import make_folder, sync
-from jaxsparse.store.ssd.errors import NO_SPACE, LockedError, MismatchError, NoSpaceError, os_code
+from jaxsparse.store.ssd.errors import (
+    NO_SPACE,
+    LockedError,
+    MismatchError,
+    NoSpaceError,
+    UncertainError,
+    os_code,
+)
 
 LOCK = "lock"
+MANIFEST = "manifest.json"
 MARK = "folder.json"
 """Says of which store a folder is, and which of its folders."""
 
@@ -27,7 +35,6 @@ class Folders:
     Attributes:
         paths: of the folders, in their order.
         store: 16 bytes that no other store has.
-        is_new: whether the store was made now.
     """
 
     def __init__(self, paths: Sequence[Path], table: str) -> None:
@@ -40,20 +47,25 @@ class Folders:
         self.paths = [Path(path) for path in paths]
         if not self.paths or len(set(self.paths)) < len(self.paths):
             raise ValueError(f"folders must be different ones, at least one, got {self.paths}")
-        self._locks: list[IO[str]] = []
+        self._locks: list[IO[bytes]] = []
         try:
             for path in self.paths:
                 make_folder(path)
                 self._locks.append(_lock(path, table))
-            self.store, self.is_new = self._identity(table)
+            self.store = self._identity(table)
         except BaseException:
             self.close()
             raise
 
-    def _identity(self, table: str) -> tuple[bytes, bool]:
+    def _identity(self, table: str) -> bytes:
         marks = [_read_mark(path, table) for path in self.paths]
         if not any(marks):
-            return self._mark(table), True
+            if (self.paths[0] / MANIFEST).exists():
+                raise MismatchError(
+                    f"table {table!r}: {self.paths[0]} holds a store, but its {MARK} is missing; "
+                    "put back a copy of it"
+                )
+            return self._mark(table)
         for number, (path, mark) in enumerate(zip(self.paths, marks, strict=True)):
             wanted = {"store": (marks[0] or {}).get("store"), "number": number}
             found = {key: (mark or {}).get(key) for key in wanted}
@@ -64,7 +76,7 @@ class Folders:
                     "store was made with, all of them and in the same order"
                 )
         assert marks[0] is not None
-        return bytes.fromhex(marks[0]["store"]), False
+        return bytes.fromhex(marks[0]["store"])
 
     def _mark(self, table: str) -> bytes:
         store = secrets.token_bytes(16)
@@ -98,36 +110,23 @@ def _read_mark(path: Path, table: str) -> dict[str, Any] | None:
     return mark
 
 
-def _lock(folder: Path, table: str) -> IO[str]:
+def _lock(folder: Path, table: str) -> IO[bytes]:
     """An open file whose lock is held as long as it, or the process, lives."""
-    file = open(folder / LOCK, "a+", encoding="ascii")  # noqa: SIM115 - kept open
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    file = open(descriptor, "rb", buffering=0)  # noqa: SIM115 - kept open
     try:
         # A dead process holds no such lock, whatever its file says.
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        file.seek(0)
-        holder = file.read() or "unknown"
+        holder = file.read(20).decode(errors="replace") or "unknown"
         file.close()
         raise LockedError(
             f"table {table!r}: process {holder} has the store in {folder} open; end it, or give "
             "this one folders of its own"
         ) from None
-    except OSError as error:
-        file.close()
-        # A full disk has no room for the process id; the lock is held all the same, and a store
-        # that is full has to open for its rows to be had.
-        if os_code(error) not in NO_SPACE:
-            raise
-        return _lock_without_name(folder)
-    return file
-
-
-def _lock_without_name(folder: Path) -> IO[str]:
-    file = open(folder / LOCK, encoding="ascii")  # noqa: SIM115 - kept open
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with contextlib.suppress(OSError):  # a full disk may have no room for a name
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
     return file
 
 
@@ -144,10 +143,22 @@ def write_whole(path: Path, data: bytes, table: str) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
-    sync(path.parent)
+    try:
+        sync(path.parent)
+    except OSError as error:
+        raise uncertain(path, table, error.strerror or str(error)) from error
 
 
-def write_all(descriptor: int, data: bytes, offset: int) -> None:
+def uncertain(path: Path, table: str, why: str) -> UncertainError:
+    """The error of a rename that may not be on the disk."""
+    return UncertainError(
+        f"table {table!r}: {path} was written, but its folder could not be synced ({why}), so that "
+        "it is not known what a crash would leave; see to the disk, then close the store and open "
+        "it again"
+    )
+
+
+def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
     """Writes bytes at an offset of a file: all, or an OSError."""
     view = memoryview(data)
     while view:

@@ -22,10 +22,9 @@ import numpy as np
 
 from jaxsparse.durable import fault_point
 from jaxsparse.store.ssd.checksums import Int64s, crc32c
-from jaxsparse.store.ssd.errors import DamagedJournalError
-from jaxsparse.store.ssd.folders import no_space, write_all, write_whole
+from jaxsparse.store.ssd.errors import DamagedJournalError, UncertainError
+from jaxsparse.store.ssd.folders import MANIFEST, no_space, uncertain, write_all, write_whole
 
-MANIFEST = "manifest.json"
 FORMAT = 1
 SEGMENTS, RELEASED, DROPPED, BITS = 1, 2, 3, 4
 """Kinds of records: arrays of `ENTRY`, of locations, of segment numbers; bits of all segments."""
@@ -63,6 +62,8 @@ class Journal:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self.manifest = manifest
+        self.is_certain = True
+        """Whether the manifest on the disk is known: not after its folder could not be synced."""
 
     @classmethod
     def create(cls, folder: Path, manifest: Manifest) -> Journal:
@@ -131,25 +132,23 @@ class Journal:
 
         Raises:
             NoSpaceError: the disk is full.
+            UncertainError: the manifest is renamed but maybe not on the disk, now or earlier.
         """
+        self._check_certain()
         before = self.manifest.log_bytes
         data = _pack(records)
+        half = len(data) // 2
         descriptor = os.open(self.path, os.O_WRONLY)
         try:
             with no_space(self.path, self.manifest.table):
-                half = len(data) // 2
                 write_all(descriptor, data[:half], before)
                 fault_point("ssd_in_log")
                 write_all(descriptor, data[half:], before + half)
                 os.fsync(descriptor)
-            fault_point("ssd_before_manifest")
-            self._publish(log_bytes=before + len(data), next_segment=next_segment)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.ftruncate(descriptor, before)
-            raise
-        finally:
+        finally:  # what an error leaves does not count, and is written over
             os.close(descriptor)
+        fault_point("ssd_before_manifest")
+        self._publish(log_bytes=before + len(data), next_segment=next_segment)
 
     @property
     def is_long(self) -> bool:
@@ -163,6 +162,7 @@ class Journal:
         Raises:
             NoSpaceError: the disk is full; the old log stays in use.
         """
+        self._check_certain()
         old, number = self.path, self.manifest.log + 1
         data = _pack(snapshot)
         write_whole(self.path_of(number), data, self.manifest.table)
@@ -182,9 +182,17 @@ class Journal:
         manifest = dataclasses.replace(self.manifest, **changes)
         facts = dataclasses.asdict(manifest)
         facts["crc32c"] = crc32c(json.dumps(facts).encode())
-        write_whole(self.folder / MANIFEST, json.dumps(facts).encode(), manifest.table)
+        try:
+            write_whole(self.folder / MANIFEST, json.dumps(facts).encode(), manifest.table)
+        except UncertainError:
+            self.is_certain = False
+            raise
         self.manifest = manifest
         fault_point("ssd_after_manifest")
+
+    def _check_certain(self) -> None:
+        if not self.is_certain:
+            raise uncertain(self.folder / MANIFEST, self.manifest.table, "an earlier commit failed")
 
     def _damaged(self, why: str) -> DamagedJournalError:
         return damaged(self.path, self.manifest.table, why)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jaxsparse.store.ssd.checksums import Int64s, Uint32s, crc32c
+from jaxsparse.store.ssd.checksums import Bytes, Int64s, Uint32s, crc32c
 
 ROW_BITS = 24
 ROW_MASK = (1 << ROW_BITS) - 1
@@ -52,12 +52,12 @@ class SegmentShape:
     @property
     def data_offset(self) -> int:
         """Of row 0."""
-        return _aligned(self.columns_bytes)
+        return aligned_size(self.columns_bytes)
 
     @property
     def file_bytes(self) -> int:
         """Of the whole file."""
-        return self.data_offset + _aligned(self.num_rows * self.row_bytes)
+        return self.data_offset + aligned_size(self.num_rows * self.row_bytes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,33 +77,40 @@ def rows_per_segment(segment_bytes: int, row_bytes: int) -> int:
     """Most rows of a segment whose file is not larger than ``segment_bytes``; at least one.
 
     >>> rows_per_segment(8 << 20, 512)
-    15760
+    15752
     """
     room = segment_bytes - HEADER_BYTES - 2 * ALIGNMENT
     return min(max(1, room // (row_bytes + 20)), ROW_MASK + 1)
 
 
-def pack_segment(
-    number: int, store: bytes, shape: SegmentShape, columns: Columns, rows: npt.NDArray[Any]
-) -> bytes:
-    """A segment's file.
+def pack_head(number: int, store: bytes, shape: SegmentShape, columns: Columns) -> Bytes:
+    """What lies before the rows in a segment's file.
 
     Args:
         number: of the segment.
         store: the store's 16 bytes, drawn when it was made.
         shape: of the file.
         columns: of its rows.
-        rows: ``[n, row_bytes]`` uint8.
+
+    Returns:
+        ``[data_offset]`` uint8, aligned as direct writes need it.
     """
     stamps = [] if columns.stamps is None else [columns.stamps.astype("<i8")]
     parts = [columns.keys.astype("<u8"), columns.crcs.astype("<u4"), *stamps]
     body = b"".join(part.tobytes() for part in parts)
-    flags = int(shape.moved)
-    fields = MAGIC, number, store, shape.num_rows, shape.row_bytes, flags
+    fields = MAGIC, number, store, shape.num_rows, shape.row_bytes, int(shape.moved)
     header = _HEADER.pack(*fields, _digest(fields, body)).ljust(HEADER_BYTES, b"\0")
-    before = bytes(shape.data_offset - shape.columns_bytes)
-    after = bytes(shape.file_bytes - shape.data_offset - rows.nbytes)
-    return b"".join([header, body, before, rows.data, after])
+    head = aligned_bytes(shape.data_offset)
+    head[: shape.columns_bytes] = np.frombuffer(header + body, np.uint8)
+    head[shape.columns_bytes :] = 0
+    return head
+
+
+def aligned_bytes(size: int) -> Bytes:
+    """``[size]`` uint8, not set, whose first is at a multiple of `ALIGNMENT`."""
+    buffer = np.empty(size + ALIGNMENT, np.uint8)
+    start = -int(buffer.__array_interface__["data"][0]) % ALIGNMENT
+    return buffer[start : start + size]
 
 
 def unpack_columns(data: bytes, number: int, store: bytes, shape: SegmentShape) -> Columns:
@@ -133,5 +140,6 @@ def _digest(fields: Any, body: bytes | memoryview) -> int:
     return crc32c(_HEADER.pack(*fields, 0) + body)
 
 
-def _aligned(size: int) -> int:
+def aligned_size(size: int) -> int:
+    """The next multiple of `ALIGNMENT`."""
     return -(-size // ALIGNMENT) * ALIGNMENT

@@ -11,8 +11,8 @@ import numpy as np
 
 from jaxsparse.store.ssd.errors import MismatchError
 from jaxsparse.store.ssd.files import SegmentFiles
-from jaxsparse.store.ssd.folders import LOCK, Folders
-from jaxsparse.store.ssd.journal import MANIFEST, Journal, Manifest, damaged
+from jaxsparse.store.ssd.folders import LOCK, MANIFEST, Folders
+from jaxsparse.store.ssd.journal import Journal, Manifest, damaged
 from jaxsparse.store.ssd.recovery import (
     live_entries,
     load_columns,

@@ -20,7 +20,7 @@ from jaxsparse.store.ssd.segment import Segment, segment_name
 IN_FLIGHT = 32
 """Segments whose columns are being read."""
 
-_FILE = re.compile(r"segment-(\d{12})(\.__lock)?")
+_FILE = re.compile(r"segment-\d{12}")
 
 
 def by_segment(locations: Int64s) -> Iterator[tuple[int, Int64s]]:

@@ -32,6 +32,8 @@ class Segment:
     keys: Uint64s | None = None
     stamps: Int64s | None = None
     rows: Bytes | None = None
+    memory: Bytes | None = None
+    """What ``rows`` is a view of; aligned, and as long as a multiple of 4096."""
     num_released: int = 0
     written: Future[None] | None = None
     """Of the write under way, or the last one."""
@@ -55,6 +57,13 @@ class Segment:
     def locations(self, rows: Int64s) -> Int64s:
         """Of rows by their numbers."""
         return (np.int64(self.number) << ROW_BITS) | rows
+
+    def image(self) -> Bytes:
+        """Its rows as they lie in the file, which ends at a multiple of 4096."""
+        assert self.memory is not None
+        image = self.memory[: self.shape.file_bytes - self.shape.data_offset]
+        image[self.shape.num_rows * self.shape.row_bytes :] = 0
+        return image
 
     def columns(self) -> Columns:
         """Of a segment that was not written yet."""

@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -17,17 +14,17 @@ import numpy.typing as npt
 
 from jaxsparse.durable import fault_point, sync
 from jaxsparse.store.ssd.checksums import Bytes, Int64s
-from jaxsparse.store.ssd.compaction import choose
-from jaxsparse.store.ssd.dense import is_dense, read_dense
+from jaxsparse.store.ssd.compaction import Rewriting, choose, remove
+from jaxsparse.store.ssd.counts import Counts
 from jaxsparse.store.ssd.errors import StoreError
 from jaxsparse.store.ssd.files import SegmentFiles
 from jaxsparse.store.ssd.filling import Appender, Filling
 from jaxsparse.store.ssd.folders import Folders
-from jaxsparse.store.ssd.layout import ROW_MASK, Uint64s, rows_per_segment
-from jaxsparse.store.ssd.open_files import OpenFiles
+from jaxsparse.store.ssd.layout import Uint64s, rows_per_segment
 from jaxsparse.store.ssd.opening import check_arguments, check_direct, open_journal, recover
 from jaxsparse.store.ssd.recovery import live_entries, superseded
-from jaxsparse.store.ssd.scattered import Implementation, open_reader
+from jaxsparse.store.ssd.row_reader import RowReader
+from jaxsparse.store.ssd.scattered import Implementation
 from jaxsparse.store.ssd.segment import Segment
 from jaxsparse.store.ssd.segments import locations_of
 from jaxsparse.store.ssd.wanted import Wanted
@@ -93,9 +90,8 @@ class SegmentStore:
             paths = self._folders.paths
             self._files = SegmentFiles(paths, table, self._folders.store, direct)
             self._segments = recover(self._journal, self._folders, self._files)
-            self._open_files = OpenFiles(direct)
-            damaged = self._files.damaged
-            self._reader = open_reader(self._open_files, damaged, direct, implementation)
+            self._counts = Counts()
+            self._rows = RowReader(self._files, row_bytes, direct, implementation, self._counts)
         except BaseException:
             self._folders.close()
             raise
@@ -104,14 +100,12 @@ class SegmentStore:
         self._append_lock, self._commit_lock = threading.Lock(), threading.Lock()
         self._ahead = ThreadPoolExecutor(READ_AHEAD_THREADS, "jaxsparse-ssd-ahead")
         self._ahead_room = threading.Semaphore(READS_AHEAD)
-        self._counts = dict.fromkeys(COUNTS, 0)
-        self._count_lock = threading.Lock()
         self._is_closed = False
 
     @property
     def implementation(self) -> Implementation:
         """What reads scattered rows."""
-        return self._reader.implementation
+        return self._rows.implementation
 
     def append(self, keys: npt.NDArray[Any], rows: Bytes) -> Int64s:
         """Adds rows; of several rows of a key the newest counts when the store is reopened.
@@ -150,7 +144,7 @@ class SegmentStore:
             except BaseException:
                 self._segments.release(locations[locations >= 0])
                 raise
-        self._count(appended_rows=len(keys))
+        self._counts.add(appended_rows=len(keys))
         return locations
 
     def _begin(self, moved: bool) -> Filling:
@@ -187,31 +181,10 @@ class SegmentStore:
         return self._segments.pin(_as_locations(locations))
 
     def _read(self, wanted: Sequence[Wanted], num_rows: int) -> Bytes:
-        out = np.empty((num_rows, self.row_bytes), np.uint8)
-        start = time.perf_counter()
         try:
-            self._read_into(wanted, out)
+            return self._rows.read(wanted, num_rows)
         finally:
             self._segments.unpin(wanted)
-        micros = round((time.perf_counter() - start) * 1e6)
-        self._count(reads=1, read_rows=num_rows, read_us=micros)
-        return out
-
-    def _read_into(self, wanted: Sequence[Wanted], out: Bytes) -> None:
-        close, far = [], []
-        for one in wanted:
-            if one.rows is not None:
-                out[one.targets] = one.rows[one.locations & ROW_MASK]
-            elif is_dense(one):
-                close.append(one)
-            else:
-                far.append(one)
-        if far:
-            self._reader.read(far, out)
-        if close:
-            read_dense(self._files, close, out)
-        on_disk = sum(one.locations.size for one in far), sum(one.locations.size for one in close)
-        self._count(scattered_rows=on_disk[0], dense_rows=on_disk[1])
 
     def release(self, locations: npt.NDArray[Any]) -> None:
         """Makes rows garbage: not readable from now on, gone after the next flush.
@@ -255,7 +228,7 @@ class SegmentStore:
         except BaseException:
             self._segments.undo(cut)
             raise
-        self._count(flushes=1)
+        self._counts.add(flushes=1)
 
     def compact(self, max_garbage: float = 0.5) -> tuple[Int64s, Int64s]:
         """Rewrites segments with more garbage than that and merges small ones; flushes.
@@ -281,58 +254,20 @@ class SegmentStore:
             old = choose(self._segments.durable(), max_garbage, self._capacity)
             if not old:
                 return np.empty(0, np.int64), np.empty(0, np.int64)
-            new: list[Segment] = []
+            rewriting = Rewriting(lambda: self._begin(moved=True), self._writes)
             try:
-                sources = self._rewrite(old, new)
+                sources = rewriting.run(old, self._files, self._rows.read_into)
                 fault_point("ssd_in_compact")
-                self._commit(new, old)
+                self._commit(rewriting.new, old)
             except BaseException:
-                self._discard(new)
+                if self._journal.is_certain:  # else the manifest may name them
+                    rewriting.discard()
                 raise
+            new = rewriting.new
             kept = self._segments.replace(old, new, sources)
-            self._remove(old)
-        self._count(compactions=1, compacted_rows=len(sources))
+            remove(old, self._rows.open_files)
+        self._counts.add(compactions=1, compacted_rows=len(sources))
         return sources[kept], locations_of(new)[kept]
-
-    def _rewrite(self, old: Sequence[Segment], new: list[Segment]) -> Int64s:
-        """Copies live rows into new segments, one old one at a time; where the rows lay."""
-
-        def sealed(segment: Segment) -> None:
-            new.append(segment)
-            self._writes.submit(segment)
-
-        appender = Appender(lambda: self._begin(moved=True), sealed)
-        sources = [np.empty(0, np.int64)]
-        for segment in old:
-            numbers = segment.live_rows()
-            future = self._files.start_read(segment, 0, segment.shape.columns_bytes)
-            columns = self._files.finish_columns(segment, future)
-            sources.append(segment.locations(numbers))
-            # Not pinned: only compaction takes segments away. Released meanwhile does not matter.
-            wanted = Wanted(segment, sources[-1], np.arange(numbers.size), None)
-            rows = np.empty((numbers.size, self.row_bytes), np.uint8)
-            self._read_into([wanted] if numbers.size else [], rows)
-            stamps = sources[-1] if columns.stamps is None else columns.stamps[numbers]
-            out = np.empty(numbers.size, np.int64)
-            appender.add(columns.keys[numbers], rows, stamps, out)
-        appender.seal()
-        return np.concatenate(sources)
-
-    def _discard(self, new: Sequence[Segment]) -> None:
-        for segment in new:
-            if segment.written is not None:
-                segment.written.result()
-        self._writes.forget(new)
-        for segment in new:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(segment.path)
-
-    def _remove(self, old: Sequence[Segment]) -> None:
-        for segment in old:
-            fault_point("ssd_in_delete")
-            self._open_files.forget(segment)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(segment.path)
 
     def entries(self) -> tuple[Uint64s, Int64s]:
         """Keys ``[n]`` uint64 and locations ``[n]`` int64 of all rows that were not released.
@@ -354,8 +289,7 @@ class SegmentStore:
         segments = self._segments.all()
         rows = sum(segment.shape.num_rows for segment in segments)
         garbage = sum(segment.num_released for segment in segments)
-        with self._count_lock:
-            counts = dict(self._counts)
+        counts = self._counts.now()
         return {
             "implementation": self.implementation,
             "live_rows": rows - garbage,
@@ -367,11 +301,6 @@ class SegmentStore:
             "read_s": counts.pop("read_us") / 1e6,
             **counts,
         }
-
-    def _count(self, **more: int) -> None:
-        with self._count_lock:
-            for name, count in more.items():
-                self._counts[name] += count
 
     def close(self) -> None:
         """Flushes, and lets other processes have the store. A second time does nothing.
@@ -387,27 +316,12 @@ class SegmentStore:
             self._is_closed = True
             self._ahead.shutdown()
             self._writes.close()
-            self._reader.close()
-            self._open_files.close()
+            self._rows.close()
             self._folders.close()
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise StoreError(f"table {self.table!r}: the store is closed")
-
-
-COUNTS = (
-    "appended_rows",
-    "reads",
-    "read_rows",
-    "read_us",
-    "scattered_rows",
-    "dense_rows",
-    "flushes",
-    "compactions",
-    "compacted_rows",
-)
-"""Names in `SegmentStore.stats` of what is counted."""
 
 
 def _as_locations(locations: npt.NDArray[Any]) -> Int64s:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from jaxsparse.store.ssd.segment import Segment
@@ -27,6 +27,7 @@ class WriteBehind:
         self._threads = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="jaxsparse-ssd-write")
         self._room = threading.Semaphore(IN_FLIGHT)
         self._lock = threading.Lock()
+        self._retry = threading.Lock()
         self._failed: dict[int, tuple[Segment, Exception]] = {}
         self.wait_s = 0.0
 
@@ -41,7 +42,7 @@ class WriteBehind:
         try:
             self._write(segment)
             # Whoever read `rows` before keeps them; whoever reads it after finds the file.
-            segment.rows = None
+            segment.rows = segment.memory = None
             segment.keys = None
             segment.stamps = None
         except Exception as error:
@@ -56,37 +57,43 @@ class WriteBehind:
         Raises:
             StoreError: it fails again.
         """
-        with self._lock:
-            failed, self._failed = self._failed, {}
-        for segment, _ in failed.values():
-            self.submit(segment)
-        if failed:
-            self.wait(segment for segment, _ in failed.values())
+        with self._retry:
+            with self._lock:
+                failed, self._failed = self._failed, {}
+            for segment, _ in failed.values():
+                self.submit(segment)
+            self._settle([segment for segment, _ in failed.values()])
 
-    def wait(self, segments: Iterable[Segment]) -> None:
+    def wait(self, segments: Sequence[Segment]) -> None:
         """Waits until segments are on the disk.
 
         Raises:
             StoreError: one cannot be written; its rows stay in memory.
         """
         for segment in segments:
-            assert segment.written is not None
-            segment.written.result()
-        with self._lock:
-            for _, error in self._failed.values():
-                raise error
+            _ended(segment)
+        with self._retry:  # not in the middle of a second attempt
+            self._settle(segments)
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether a write failed and was not tried again."""
-        return bool(self._failed)
+    def _settle(self, segments: Sequence[Segment]) -> None:
+        for segment in segments:
+            _ended(segment)
+            if segment.rows is not None:
+                raise self._failed[segment.number][1]
 
-    def forget(self, segments: Iterable[Segment]) -> None:
-        """Gives up segments that failed."""
-        with self._lock:
+    def forget(self, segments: Sequence[Segment]) -> None:
+        """Gives up segments: after this nobody writes them."""
+        with self._retry:
             for segment in segments:
-                self._failed.pop(segment.number, None)
+                _ended(segment)
+                with self._lock:
+                    self._failed.pop(segment.number, None)
 
     def close(self) -> None:
         """Ends the threads, after what is under way."""
         self._threads.shutdown()
+
+
+def _ended(segment: Segment) -> None:
+    assert segment.written is not None
+    segment.written.result()
