@@ -45,14 +45,14 @@ class RowStore:
     >>> emb = js.EmbeddingCollection([js.FeatureSpec("who", user)], mesh=js.make_mesh())
     >>> state = emb.init(jax.random.key(0))
     >>> store = js.RowStore(emb, state)
-    >>> batches = [js.Batch({"who": np.array([2**63, 7])}, labels=np.zeros(2))]
+    >>> batches = [js.Batch({"who": np.array([2**62, 7])}, labels=np.zeros(2))]
     >>> for p in store.passes(batches):
     ...     state = store.enter(state, p)
     ...     for batch in p:
     ...         acts, res = emb.lookup(state, batch.ids)
     ...         state = emb.update(state, res, acts, step=0)
     >>> store.keys("user").tolist(), store.read(state, "user", [7]).shape
-    ([7, 9223372036854775808], (1, 4))
+    ([7, 4611686018427387904], (1, 4))
     >>> store.close()
     """
 
