@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All measurements of the step, one after the other: ``make bench``.
+"""All measurements of the step and of the key index, one after the other: ``make bench``.
 
 Results and charts go to ``benchmarks/results``. Ends with 1 where a required figure is not reached.
 """
@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from benchmarks import ablation, against_peers, growth, ops
+from benchmarks import ablation, against_peers, growth, index, ops
 from benchmarks.charts import draw_growth
 from benchmarks.report import RESULTS, Result, save, summary
 from benchmarks.workers import WorkerError, peer
@@ -22,6 +22,7 @@ MEASURES: dict[str, tuple[Callable[[], Result], Callable[[Result], str]]] = {
     "growth": (growth.measure, growth.table),
     "ops": (ops.measure, ops.table),
     "ablation": (ablation.measure, ablation.table),
+    "index": (index.measure, index.table),
 }
 
 

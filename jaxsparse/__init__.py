@@ -17,6 +17,16 @@ allocator.keep_pages()
 from jaxsparse import data
 from jaxsparse.ckpt import CheckpointError, CheckpointManager, SaveError
 from jaxsparse.data.batch import Batch
+from jaxsparse.dynamic import (
+    LFU,
+    LRU,
+    TTL,
+    BloomAdmission,
+    CountAdmission,
+    Dynamic,
+    L2Norm,
+    ProbabilityAdmission,
+)
 from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.hashing import (
     HASH_VERSION,
@@ -44,6 +54,8 @@ from jaxsparse.ragged import Ragged
 from jaxsparse.row_grads import RowGrads, merge_row_grads, row_grads_norm, scale_row_grads
 from jaxsparse.specs import Exchange, FeatureSpec, TableSpec
 from jaxsparse.state import EmbeddingState
+from jaxsparse.store import RowStore, StoreFullError
+from jaxsparse.tiers import Tiers
 from jaxsparse.train import (
     BinaryMetrics,
     FitEvent,
@@ -60,14 +72,20 @@ from jaxsparse.vocabulary import KeyCounts
 
 __all__ = [
     "HASH_VERSION",
+    "LFU",
+    "LRU",
     "SGD",
+    "TTL",
     "Adagrad",
     "Adam",
     "Batch",
     "BinaryMetrics",
+    "BloomAdmission",
     "CheckpointError",
     "CheckpointManager",
     "CollisionStatistics",
+    "CountAdmission",
+    "Dynamic",
     "EmbeddingCollection",
     "EmbeddingState",
     "Exchange",
@@ -79,19 +97,24 @@ __all__ = [
     "Identity",
     "KeepBest",
     "KeyCounts",
+    "L2Norm",
     "Ladder",
     "PackedBatch",
     "PackedIds",
     "Plan",
+    "ProbabilityAdmission",
     "ProfileSteps",
     "Ragged",
     "Residuals",
     "RowGrads",
+    "RowStore",
     "RowwiseAdagrad",
     "SaveError",
     "SparseOptimizer",
+    "StoreFullError",
     "StreamingAUC",
     "TableSpec",
+    "Tiers",
     "TrainState",
     "Trainer",
     "collision_statistics",

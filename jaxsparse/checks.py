@@ -18,12 +18,16 @@ from jax.sharding import Mesh
 from jaxsparse.hashing import Hashed
 from jaxsparse.layout import Layout
 from jaxsparse.optimizers import SparseOptimizer
+from jaxsparse.resident import ResidentTable, most_rows
 from jaxsparse.row_grads import RowGrads
 from jaxsparse.specs import FeatureSpec
 from jaxsparse.state import EmbeddingState
 
 MAX_STEP = 2**31 - 2
 """Largest global step: rules count updates as step + 1 in int32."""
+
+STORED_KEYS = "threefry2x32"
+"""Kind of key that rows of stored tables are drawn from: it is two words, the same everywhere."""
 
 SLOT_DTYPES = ("float32", "int32")
 
@@ -96,6 +100,9 @@ def layout_fingerprint(layout: Layout) -> str:
         for block in slab.tables:
             facts += [block.spec.name, block.spec.vocabulary_size]
             facts += [block.placement, block.shard, block.offset, block.rows]
+            if isinstance(block.spec, ResidentTable):
+                origin = block.spec.origin
+                facts += [type(origin.keys).__name__, most_rows(origin), block.spec.default_row]
     text = repr(facts)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -196,7 +203,13 @@ def checked_step(step: Any) -> jax.Array:
     return jnp.asarray(number, jnp.int32)
 
 
-def check_key(key: Any) -> None:
-    """Raises where ``key`` is not a typed JAX key."""
+def check_key(key: Any, is_stored: bool = False) -> None:
+    """Raises where ``key`` is not a typed JAX key, or not one that a row store can go on with."""
     if not (isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
         raise TypeError(f"init needs a typed key such as jax.random.key(0), got {key!r}")
+    if is_stored and str(jax.random.key_impl(key)) != STORED_KEYS:
+        raise ValueError(
+            f"init of tables with Dynamic keys or tiers needs a key of {STORED_KEYS}, such as "
+            f"jax.random.key(0, impl={STORED_KEYS!r}): rows are drawn from its two words at any "
+            f"time; got {jax.random.key_impl(key)}"
+        )

@@ -17,6 +17,8 @@ from jax.sharding import Mesh
 
 from jaxsparse import checks, programs
 from jaxsparse.agreement import agree
+from jaxsparse.dynamic import Dynamic
+from jaxsparse.encode import FixedIds, RaggedIds
 from jaxsparse.hashing import Hashed, Identity
 from jaxsparse.ladder import Ladder, SlabNeed, SlabShape, bucket, smallest_shape
 from jaxsparse.layout import Layout
@@ -30,6 +32,7 @@ from jaxsparse.planner import Plan, load_of, plan
 from jaxsparse.pooling import Activations
 from jaxsparse.prepared import PreparedIds, key_rules, prepare_ids
 from jaxsparse.processes import is_shared, local_block, local_devices, put_blocks
+from jaxsparse.resident import resident_feature
 from jaxsparse.row_grads import RowGrads
 from jaxsparse.slab_encoder import SlabEncoder
 from jaxsparse.specs import Exchange, FeatureSpec, TableSpec, is_positive_int
@@ -131,15 +134,26 @@ class EmbeddingCollection:
         return {feature.name: feature for feature in self.features}
 
     @functools.cached_property
+    def stored_tables(self) -> dict[str, TableSpec]:
+        """Tables of Dynamic keys or with tiers, by name: a row store brings in their rows."""
+        return {name: table for name, table in self.tables.items() if table.is_stored}
+
+    @functools.cached_property
+    def resident_features(self) -> dict[str, FeatureSpec]:
+        """Features by name, with tables as the devices see them (`resident.resident_table`)."""
+        return {feature.name: resident_feature(feature) for feature in self.features}
+
+    @functools.cached_property
     def _key_rules(self) -> tuple[Hashed | None, ...]:
-        return key_rules(self.features)
+        return key_rules(self.resident_features.values())
 
     @functools.cached_property
     def _encoders(self) -> tuple[SlabEncoder, ...]:
         encoders = []
         for slab in self.layout.slabs:
             tables = {block.spec.name for block in slab.tables}
-            specs = tuple(spec for spec in self.features if spec.table.name in tables)
+            features = self.resident_features.values()
+            specs = tuple(spec for spec in features if spec.table.name in tables)
             encoders.append(SlabEncoder(slab, specs, self.num_shards))
         return tuple(encoders)
 
@@ -160,8 +174,9 @@ class EmbeddingCollection:
         if limit is None:
             told = [device.memory_stats() for device in self.mesh.local_devices[:1]]
             limit = told[0].get("bytes_limit") if told and told[0] else None
+        tables = {spec.table.name: spec.table for spec in self.resident_features.values()}
         return plan(
-            list(self.tables.values()),
+            [tables[name] for name in self.tables],
             self.num_shards,
             load=load_of(self.features),
             device_bytes=limit,
@@ -203,7 +218,7 @@ class EmbeddingCollection:
         Args:
             key: typed JAX key, such as ``jax.random.key(0)``.
         """
-        checks.check_key(key)
+        checks.check_key(key, bool(self.stored_tables))
         rates = {
             name: np.float32(1.0 if callable(rate) else rate)
             for name, table in self.tables.items()
@@ -245,9 +260,25 @@ class EmbeddingCollection:
         Raises:
             ValueError, TypeError: as `pack`, the rung aside.
         """
+        if self.stored_tables:
+            raise ValueError(
+                f"pack: the rows of {sorted(self.stored_tables)} (Dynamic keys or tiers) come and "
+                "go with the batches; make a js.RowStore(emb, emb_state) and train on its passes()"
+            )
+        return self.prepare_addressed(features, {})
+
+    def prepare_addressed(
+        self, features: Mapping[str, Any], addressed: Mapping[str, FixedIds | RaggedIds]
+    ) -> PreparedIds:
+        """`prepare` with the ids of stored tables' features as a row store has addressed them.
+
+        Args:
+            features: keys by feature; those of ``addressed`` are not looked at.
+            addressed: codes by feature of a stored table: shard * rows per shard + local row.
+        """
         devices = local_devices(self.mesh)
         num_devices = devices.stop - devices.start
-        return prepare_ids(self.feature_specs, self._encoders, num_devices, features)
+        return prepare_ids(self.resident_features, self._encoders, num_devices, features, addressed)
 
     def ship(
         self,
@@ -525,6 +556,11 @@ class EmbeddingCollection:
     def _slab_index(self, table: str) -> int:
         if table not in self.tables:
             raise ValueError(f"no table {table!r}; tables: {list(self.tables)}")
+        if table in self.stored_tables:
+            raise ValueError(
+                f"table {table!r} has Dynamic keys or tiers: where its rows lie only its "
+                "js.RowStore knows; use the store's read, read_slots and write"
+            )
         slab, _ = self.layout.find(table)
         return self.layout.slabs.index(slab)
 
@@ -535,8 +571,10 @@ class EmbeddingCollection:
         self._slab_index(table)
         slab, index = self.layout.find(table)
         spec = self.tables[table]
+        rule = Identity() if as_rows else spec.keys
+        assert not isinstance(rule, Dynamic), "refused by _slab_index"
         try:
-            ids = (Identity() if as_rows else spec.keys).rows(keys, spec.vocabulary_size)
+            ids = rule.rows(keys, spec.vocabulary_size)
         except (ValueError, TypeError) as error:
             raise type(error)(f"table {table!r}: {error}") from error
         if ids.ndim != 1 or (ids < 0).any():

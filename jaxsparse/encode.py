@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ import numpy.typing as npt
 from jaxsparse.fingerprint import as_array
 from jaxsparse.hashing import Identity
 from jaxsparse.layout import TableBlock
-from jaxsparse.ops.packing import NOTHING
 from jaxsparse.ragged import Ragged, row_splits_from_lengths
 from jaxsparse.specs import FeatureSpec
 
 Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Find = Callable[[npt.NDArray[Any]], tuple[Int64s, Bools | None]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,13 +100,33 @@ def encode(
         ValueError, TypeError: naming the feature and the offending value.
     """
 
-    def codes_of(keys: npt.NDArray[Any]) -> Int64s:
+    def find(keys: npt.NDArray[Any]) -> tuple[Int64s, Bools | None]:
+        keys_of: Any = spec.table.keys  # of a plain table, or the places of a stored one
+        ids = keys_of.rows(keys, spec.table.vocabulary_size)
+        shard, local_row = block.locate(np.maximum(ids, 0), num_shards)
+        return shard * rows_per_shard + local_row, ids >= 0
+
+    return encode_with(spec, find, value)
+
+
+def encode_with(spec: FeatureSpec, find: Find, value: Any) -> FixedIds | RaggedIds:
+    """Checks, padding and truncation of one feature, whatever its keys become.
+
+    Args:
+        spec: the feature.
+        find: from keys ``[n]`` to codes ``[n]`` int64, and which of them look something up (None
+            for all).
+        value: ``[B]`` or ``[B, L]`` keys, or a Ragged.
+
+    Raises:
+        ValueError, TypeError: naming the feature and the offending value.
+    """
+
+    def codes_of(keys: npt.NDArray[Any]) -> tuple[Int64s, Bools | None]:
         try:
-            ids = spec.table.keys.rows(keys, spec.table.vocabulary_size)
+            return find(keys)
         except (ValueError, TypeError) as error:
             raise type(error)(f"feature {spec.name!r}: {error}") from error
-        shard, local_row = block.locate(np.maximum(ids, 0), num_shards)
-        return np.where(ids < 0, NOTHING, shard * rows_per_shard + local_row)
 
     if isinstance(value, Ragged):
         try:
@@ -128,12 +150,12 @@ def encode(
             if spec.truncate == "head"
             else (array[:, width - spec.max_length :])
         )
-    return FixedIds(codes_of(array.reshape(-1)).reshape(array.shape))
+    return FixedIds(codes_of(array.reshape(-1))[0].reshape(array.shape))
 
 
-def _encode_ragged(  # type: ignore[no-untyped-def]
+def _encode_ragged(
     spec: FeatureSpec,
-    codes_of,
+    codes_of: Find,
     values: npt.NDArray[Any],
     bag_lengths: Int64s,
     weights: npt.NDArray[np.float32] | None,
@@ -143,10 +165,11 @@ def _encode_ragged(  # type: ignore[no-untyped-def]
     index = np.arange(values.size)
     if spec.padding_id is not None:
         index = np.flatnonzero(_differs(spec, values))
-    codes = codes_of(values[index])
-    found = codes != NOTHING
-    ignored = int(found.size - found.sum())
-    index, codes = index[found], codes[found]
+    codes, found = codes_of(values[index])
+    ignored = 0
+    if found is not None:
+        ignored = int(found.size - found.sum())
+        index, codes = index[found], codes[found]
     sample, position = sample[index], position[index]
     lengths = np.bincount(sample, minlength=bag_lengths.size)
     if spec.combiner is not None:

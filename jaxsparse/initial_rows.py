@@ -13,9 +13,13 @@ from jax import lax
 
 from jaxsparse.initializers import Initializer
 from jaxsparse.layout import SlabLayout, TableBlock
+from jaxsparse.resident import ResidentTable
 
 MAX_CHUNK_ROWS = 1 << 15
 """Most rows drawn at a time: bounds temporaries (8 MiB a draw at D = 64)."""
+
+DEFAULT_WORD = 0xDEFA
+"""Third word that a stored table's default row is drawn from."""
 
 MIN_CHUNK_ROWS = 1 << 8
 """Fewest: a loop turn costs as much as some hundred rows."""
@@ -31,10 +35,62 @@ def init_slab(key: jax.Array, slab: SlabLayout, device: jax.Array, num_devices: 
     part = jnp.zeros((slab.rows_per_shard, slab.dim), slab.dtype)
     by_initializer: dict[Initializer, list[TableBlock]] = {}
     for block in slab.tables:
-        by_initializer.setdefault(block.spec.initializer, []).append(block)
+        if isinstance(block.spec, ResidentTable):
+            part = _init_default(key, slab, block, device, num_devices, part)
+        else:
+            by_initializer.setdefault(block.spec.initializer, []).append(block)
     for initializer, blocks in by_initializer.items():
         part = _init_blocks(key, slab, initializer, blocks, device, num_devices, part)
     return part
+
+
+def draw_rows(
+    keys: jax.Array, low: jax.Array, high: jax.Array, initializer: Initializer, dim: int
+) -> jax.Array:
+    """Rows ``[n, dim]`` float32 by what they are drawn from, a 64-bit number each.
+
+    Args:
+        keys: ``[n]`` keys of the rows' tables (`table_key`).
+        low: ``[n]`` uint32 low words: of a key of a Dynamic table, else of a row's position.
+        high: ``[n]`` uint32 high words.
+        initializer: the tables'.
+        dim: width of a row.
+    """
+
+    def draw(key: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
+        row_key = jax.random.fold_in(jax.random.fold_in(key, high), low)
+        return initializer(row_key, (dim,), jnp.float32)
+
+    return jnp.asarray(jax.vmap(draw)(keys, low, high))
+
+
+def table_key(key: jax.Array, table: str) -> jax.Array:
+    """What a table's rows are drawn from."""
+    return jax.random.fold_in(key, np.uint32(crc32(table.encode())))
+
+
+def _init_default(
+    key: jax.Array,
+    slab: SlabLayout,
+    block: TableBlock,
+    device: jax.Array,
+    num_devices: int,
+    part: jax.Array,
+) -> jax.Array:
+    """Draws the default row of a stored table, if it has one; its other places hold no rows."""
+    spec = block.spec
+    assert isinstance(spec, ResidentTable)
+    if spec.default_row is None:
+        return part
+    owner, row = (int(at[0]) for at in block.locate([spec.default_row], num_devices))
+    # One word more than any row's number: no key draws the same.
+    row_key = table_key(key, spec.name)
+    for word in (0, 0, DEFAULT_WORD):
+        row_key = jax.random.fold_in(row_key, word)
+    mine = jnp.bool_(True) if slab.replicated else device == owner
+    target = jnp.where(mine, row, slab.rows_per_shard)
+    values = spec.initializer(row_key, (slab.dim,), slab.dtype)
+    return part.at[target].set(values, mode="drop")
 
 
 def _init_blocks(

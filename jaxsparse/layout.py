@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from jaxsparse.addressing import Addressing
 from jaxsparse.optimizers import SparseOptimizer
+from jaxsparse.resident import ResidentTable
 from jaxsparse.specs import TableSpec
 
 MAX_ROWS_PER_SHARD = 2**31 - 2
@@ -124,6 +125,11 @@ class SlabLayout:
     tables: tuple[TableBlock, ...]
     """Sharded tables in declared order, then single ones in declared order."""
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether its rows come and go: it has places of a row store (`resident`)."""
+        return isinstance(self.tables[0].spec, ResidentTable)
+
     def table_starts(self, num_shards: int) -> IntArray:
         """First row of each table's block on each shard.
 
@@ -165,10 +171,26 @@ class Layout:
         return self._index[table]
 
 
+def fixed_rows(slab: SlabLayout, num_shards: int) -> list[tuple[int, int]]:
+    """Shard and local row of each row of a slab that no update moves."""
+    found = []
+    for block in slab.tables:
+        spec = block.spec
+        if isinstance(spec, ResidentTable) and spec.is_default_fixed:
+            assert spec.default_row is not None
+            shard, row = block.locate([spec.default_row], num_shards)
+            found.append((int(shard[0]), int(row[0])))
+    return found
+
+
 def slab_key(table: TableSpec, placement: str) -> SlabKey:
-    """Tables with equal keys share a slab: one dedup, one exchange, one update for all."""
-    replicated = placement == "replicated"
-    return table.embedding_dim, table.dtype, table.optimizer, table.trainable, replicated
+    """Tables with equal keys share a slab: one dedup, one exchange, one update for all.
+
+    Stored tables share with stored ones only, so that a row store may exchange whole rows of
+    their slabs.
+    """
+    kinds = placement == "replicated", isinstance(table, ResidentTable)
+    return table.embedding_dim, table.dtype, table.optimizer, table.trainable, *kinds
 
 
 def make_layout(tables: Sequence[TableSpec], num_shards: int, plan: Assignment) -> Layout:
@@ -224,7 +246,9 @@ def _make_slab(blocks: list[TableBlock], rows: int, taken: set[str]) -> SlabLayo
     """Names a slab and checks that its rows can be addressed."""
     spec, replicated = blocks[0].spec, blocks[0].placement == "replicated"
     rule = type(spec.optimizer).__name__.lower() if spec.trainable else "frozen"
-    base = f"d{spec.embedding_dim}_{spec.dtype}_{rule}" + "_replicated" * replicated
+    stored = isinstance(spec, ResidentTable)
+    base = f"d{spec.embedding_dim}_{spec.dtype}_{rule}"
+    base += "_replicated" * replicated + "_stored" * stored
     name, count = base, 1
     while name in taken:
         count += 1

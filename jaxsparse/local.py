@@ -14,7 +14,7 @@ from jax import lax
 from jaxsparse.bag_plan import LevelPlan
 from jaxsparse.bag_pooling import bag_row_gradients, bag_weight_gradients, pool_bags
 from jaxsparse.exchange import Route
-from jaxsparse.layout import SlabLayout
+from jaxsparse.layout import SlabLayout, fixed_rows
 from jaxsparse.moves import ROUNDING_SEED, FusedMoves, Moves
 from jaxsparse.ops.row_update import NATIVE_ROWS, XLA_ROWS, MovedRows, RowAccess, is_fused
 from jaxsparse.ops.segment_sum import BagGradients
@@ -213,7 +213,11 @@ class LocalEmbedding:
         rates: dict[str, jax.Array],
         step: jax.Array,
     ) -> Moves:
-        tables = row_tables(self.emb, slab, rates, lax.axis_index(self.emb.axes))
+        device = lax.axis_index(self.emb.axes)
+        tables = row_tables(self.emb, slab, rates, device)
+        for owner, row in fixed_rows(slab, self.emb.num_shards):
+            is_fixed = (rows == row) & (slab.replicated | (device == owner))
+            rows = jnp.where(is_fixed, slab.rows_per_shard, rows)
         if self.emb.path != "xla" and is_fused(slab.optimizer):
             rule, path = slab.optimizer, self.emb.path
             return FusedMoves(rule, part, slots, rows, grads, tables, step, path)

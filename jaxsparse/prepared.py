@@ -105,6 +105,7 @@ def prepare_ids(
     encoders: Sequence[SlabEncoder],
     num_devices: int,
     features: Mapping[str, Any],
+    addressed: Mapping[str, FixedIds | RaggedIds],
 ) -> PreparedIds:
     """Checks, addresses and deduplicates a process's batch.
 
@@ -113,12 +114,17 @@ def prepare_ids(
         encoders: those of its slabs.
         num_devices: devices of this process, over which its samples are spread.
         features: keys by feature.
+        addressed: ids of the features of stored slabs.
     """
     num_samples = check_features(specs, features)
     parts = []
     for encoder in encoders:
         part = SlabFeatures(encoder.slab, {}, {})
-        for name, ids in encoder.encode(features).items():
+        if encoder.slab.is_stored:
+            by_name = {spec.name: addressed[spec.name] for spec in encoder.specs}
+        else:
+            by_name = encoder.encode(features)
+        for name, ids in by_name.items():
             if isinstance(ids, FixedIds):
                 part.fixed[name] = ids
             else:

@@ -53,7 +53,9 @@ def init_arrays(emb: EmbeddingCollection, key: jax.Array, rates: Any) -> Embeddi
             slab.optimizer.init_slots(slab.rows_per_shard, slab.dim) if slab.trainable else {}
             for slab in emb.layout.slabs
         )
-        return EmbeddingState(slabs, slots, jax.tree.map(jnp.copy, rates), emb.layout_fingerprint)
+        words = jax.random.key_data(key) if emb.stored_tables else None
+        rates = jax.tree.map(jnp.copy, rates)
+        return EmbeddingState(slabs, slots, rates, emb.layout_fingerprint, words)
 
     state: EmbeddingState = _on_mesh(emb, local, (WHOLE, WHOLE), emb.state_spec())(key, rates)
     return state

@@ -114,7 +114,7 @@ class SlabEncoder:
             entry.truncation = TRUNCATIONS[spec.truncate]
             if isinstance(keys, Identity):
                 entry.is_ignoring = keys.out_of_range == "ignore"
-            else:
+            elif isinstance(keys, Hashed):  # Dynamic keys never get here: their tables are stored
                 kept += _enter_hash(entry, keys)
         return entries, kept
 

@@ -9,9 +9,11 @@ from typing import Any, Literal, get_args
 import jax.numpy as jnp
 import numpy as np
 
+from jaxsparse.dynamic import MAX_CAPACITY, Dynamic
 from jaxsparse.hashing import Hashed, Identity
 from jaxsparse.initializers import Initializer, uniform
 from jaxsparse.optimizers import Adagrad, SparseOptimizer
+from jaxsparse.tiers import Tiers
 
 Combiner = Literal["sum", "mean", "sqrtn"]
 Placement = Literal["auto", "sharded", "replicated", "single"]
@@ -69,8 +71,9 @@ class TableSpec:
 
     _: dataclasses.KW_ONLY
 
-    vocabulary_size: int
-    """Number of rows."""
+    # Typed for its readers: only a table of Dynamic keys has none, and layouts never see it.
+    vocabulary_size: int = None  # type: ignore[assignment]
+    """Number of rows; None with `Dynamic` keys."""
 
     embedding_dim: int
     """Width of a row, in elements."""
@@ -78,14 +81,16 @@ class TableSpec:
     optimizer: SparseOptimizer = Adagrad(0.05)
     """Rule that moves the rows a step touches."""
 
-    keys: Identity | Hashed = Identity()
-    """How 64-bit keys become rows."""
+    keys: Identity | Hashed | Dynamic = Identity()
+    """How 64-bit keys become rows; `Dynamic` keys need a `jaxsparse.RowStore`."""
 
     placement: Placement = "auto"
     """``sharded`` by row over the mesh, ``replicated``, on a ``single`` shard, or the planner's."""
 
     dtype: Any = jnp.float32
-    """float32 or bfloat16, whose updates are rounded at random; slots are always float32."""
+    """float32 or bfloat16, whose updates are rounded at random; slots are always float32. The
+    rounding depends on a row's place, which is not fixed where a `jaxsparse.RowStore` moves rows:
+    such tables are float32."""
 
     initializer: Initializer = uniform(0.05)
     """Draws one initial row from its own key."""
@@ -93,21 +98,25 @@ class TableSpec:
     trainable: bool = True
     """False freezes the rows: looked up, never moved, without slots."""
 
-    tiers: None = None
-    """Host and SSD tiers are still to come: tables lie on the devices."""
+    tiers: Tiers | None = None
+    """How many rows lie on devices, in the host's memory and on disks; None keeps all of them on
+    the devices. Tiers need a `jaxsparse.RowStore`."""
 
     def __post_init__(self) -> None:
         """Validates and normalises the fields."""
         _check_name("TableSpec", self.name)
         owner = f"TableSpec {self.name!r}"
-        _positive(owner, "vocabulary_size", self.vocabulary_size)
         _positive(owner, "embedding_dim", self.embedding_dim)
         _one_of(owner, "placement", self.placement, get_args(Placement))
         dtype = np.dtype(self.dtype)
         _one_of(owner, "dtype", dtype.name, TABLE_DTYPES)
         object.__setattr__(self, "dtype", dtype)
-        if not isinstance(self.keys, Identity | Hashed):
-            raise TypeError(f"{owner}: keys must be Identity() or Hashed(), got {self.keys!r}")
+        if not isinstance(self.keys, Identity | Hashed | Dynamic):
+            raise TypeError(
+                f"{owner}: keys must be Identity(), Hashed() or Dynamic(), got {self.keys!r}"
+            )
+        if not isinstance(self.keys, Dynamic):
+            _positive(owner, "vocabulary_size", self.vocabulary_size)
         try:
             self.keys.check(self.vocabulary_size)
         except ValueError as error:
@@ -119,14 +128,33 @@ class TableSpec:
                 raise TypeError(
                     f"{owner}: {field} must be hashable, such as a frozen dataclass: {error}"
                 ) from error
-        if self.tiers is not None:
-            raise ValueError(
-                f"{owner}: tiers must be None, tables lie on the devices so far, got {self.tiers!r}"
-            )
+        self._check_stored(owner)
         if not isinstance(self.optimizer, SparseOptimizer):
             raise TypeError(
                 f"{owner}: optimizer needs init_slots and update "
                 f"(see jaxsparse.optimizers.SparseOptimizer), got {self.optimizer!r}"
+            )
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether a `jaxsparse.RowStore` has to bring the rows of a batch to the devices."""
+        return isinstance(self.keys, Dynamic) or self.tiers is not None
+
+    def _check_stored(self, owner: str) -> None:
+        """What only tables of a row store have to keep to."""
+        if self.tiers is not None and not isinstance(self.tiers, Tiers):
+            raise TypeError(f"{owner}: tiers must be js.Tiers(...) or None, got {self.tiers!r}")
+        if not self.is_stored:
+            return
+        if self.dtype != np.float32:
+            raise ValueError(
+                f"{owner}: dtype must be float32 with Dynamic keys or tiers, got {self.dtype}: "
+                "the rounding of bfloat16 rows depends on a place that they would not keep"
+            )
+        if not isinstance(self.keys, Dynamic) and self.vocabulary_size > MAX_CAPACITY:
+            raise ValueError(
+                f"{owner}: with tiers vocabulary_size must be at most {MAX_CAPACITY}, got "
+                f"{self.vocabulary_size}; Dynamic keys or Hashed into fewer rows take any key"
             )
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("slabs", "slots", "learning_rates"),
+    data_fields=("slabs", "slots", "learning_rates", "init_words"),
     meta_fields=("layout",),
 )
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +41,10 @@ class EmbeddingState:
 
     layout: str
     """Static: fingerprint of the layout the rows lie in."""
+
+    init_words: jax.Array | None = None
+    """``[2]`` uint32: the key that `init` got, from which rows that come later are drawn. Only
+    where some table has rows that come and go."""
 
     def with_learning_rate(self, table: str, rate: float) -> EmbeddingState:
         """The same state with another rate for one table (a factor where it has a schedule).
@@ -69,6 +73,7 @@ def state_spec(
         slots=tuple({name: cut for name in names} for cut, names in zip(cuts, slots, strict=True)),
         learning_rates=rates,
         layout=fingerprint,
+        init_words=whole if any(slab.is_stored for slab in layout.slabs) else None,
     )
 
 

@@ -24,8 +24,8 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxsparse as js
+from jaxsparse.packed_batch import PackedBatch
 from jaxsparse.prepared import prepare_ids
-from jaxsparse.train.batches import PackedBatch
 from jaxsparse.train.step import state_spec, train_step
 from tests import program_cache
 

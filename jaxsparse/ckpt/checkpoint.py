@@ -28,7 +28,7 @@ from jaxsparse.ckpt.dense import (
     with_dense_leaves,
     write_dense,
 )
-from jaxsparse.ckpt.durable import fault_point, make_folder, publish, remove_tree
+from jaxsparse.ckpt.durable import publish, remove_tree
 from jaxsparse.ckpt.errors import CheckpointError, SaveError
 from jaxsparse.ckpt.manifest import (
     FORMAT,
@@ -43,6 +43,7 @@ from jaxsparse.ckpt.manifest import (
 )
 from jaxsparse.ckpt.processes import agree, is_writer
 from jaxsparse.ckpt.tables import Copies, TableArray, fill_tables, table_arrays
+from jaxsparse.durable import fault_point, make_folder
 from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.optimizers import rate_of
 
@@ -78,6 +79,7 @@ def take_snapshot(emb: EmbeddingCollection, state: Any, copies: Copies | None = 
         copies: copy the tables into these now; None reads them when they are written, and the
             state must not be donated before that.
     """
+    _refuse_stored(emb)
     jax.block_until_ready(state)
     return Snapshot(emb, table_arrays(emb, state.embeddings, copies), _small_leaves(state))
 
@@ -203,6 +205,7 @@ def load_state(
         template: as in `restore_state`; what the checkpoint lacks keeps its values.
         allow_new: whether it may lack any.
     """
+    _refuse_stored(emb)
     final = Path(path).absolute()
     manifest = read_manifest(final)
     check_files(final, manifest)
@@ -250,6 +253,15 @@ def open_array(folder: Path, manifest: Manifest, table: str, array: str) -> Arra
 def array_path(folder: Path, table: str, array: str) -> Path:
     """Folder of the parts of an array."""
     return folder / TABLES / urllib.parse.quote(table, safe="") / urllib.parse.quote(array, safe="")
+
+
+def _refuse_stored(emb: EmbeddingCollection) -> None:
+    """A state has only those rows of stored tables that are on the devices."""
+    if emb.stored_tables:
+        raise CheckpointError(
+            f"tables {sorted(emb.stored_tables)} have Dynamic keys or tiers: the state has not all "
+            "their rows, checkpoints cannot hold them; use store.keys and store.read"
+        )
 
 
 def _below(prefix: str, values: Mapping[str, Array]) -> dict[str, Array]:

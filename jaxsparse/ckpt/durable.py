@@ -7,32 +7,18 @@ import contextlib
 import fcntl
 import os
 import shutil
-import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from jaxsparse.ckpt.errors import SaveError
-
-FAULT = "JAXSPARSE_FAULT"
-"""Environment variable for tests: ``<point>`` or ``<point>:<n>`` kills the process with SIGKILL
-when it passes that point for the n-th time (default the first)."""
+from jaxsparse.durable import fault_point, sync
 
 FAULT_POINTS = ("in_arrays", "before_manifest", "before_rename", "after_rename", "in_delete")
 
 LOCK = ".lock"
 
 THREADS = 8
-
-_passed = dict.fromkeys(FAULT_POINTS, 0)
-
-
-def fault_point(name: str) -> None:
-    """Dies here if the environment says so."""
-    _passed[name] += 1
-    wanted, _, count = os.environ.get(FAULT, "").partition(":")
-    if wanted == name and _passed[name] == int(count or 1):
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def publish(temporary: Path, final: Path) -> None:
@@ -48,30 +34,12 @@ def publish(temporary: Path, final: Path) -> None:
     sync(final.parent)
 
 
-def sync(path: Path) -> None:
-    """Waits until a file or the entries of a folder are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _sync_tree(folder: Path) -> None:
     paths = [Path(parent, name) for parent, _, files in os.walk(folder) for name in [*files, "."]]
     # Side by side: each waits for the disk's journal, and they can wait together.
     with ThreadPoolExecutor(THREADS) as threads:
         for _ in threads.map(sync, paths):
             pass
-
-
-def make_folder(path: Path) -> None:
-    """Makes a folder and those above it, each entered on the disk in its parent."""
-    if path.is_dir():
-        return
-    make_folder(path.parent)
-    path.mkdir(exist_ok=True)
-    sync(path.parent)
 
 
 def remove(path: Path) -> None:

@@ -21,6 +21,7 @@ from jaxsparse.ckpt.errors import CheckpointError
 from jaxsparse.ckpt.manifest import read_manifest
 from jaxsparse.ckpt.row_files import RowFileError
 from jaxsparse.ckpt.row_formats import open_format
+from jaxsparse.dynamic import Dynamic
 from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.hashing import Hashed
 from jaxsparse.state import EmbeddingState
@@ -58,6 +59,10 @@ def import_rows(
     if table not in emb.tables:
         raise RowFileError(f"no table {table!r}; tables: {list(emb.tables)}")
     spec = emb.tables[table]
+    if isinstance(spec.keys, Dynamic) or spec.tiers is not None:
+        raise RowFileError(
+            f"table {table!r} has Dynamic keys or tiers; write its rows by js.RowStore.write"
+        )
     strings = _has_string_keys(spec.keys) if string_keys is None else string_keys
     seen = np.zeros(spec.vocabulary_size, bool)
     count = 0

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxsparse.ckpt.checkpoint import Snapshot, free_bytes, remove_temporary, write_state
-from jaxsparse.ckpt.durable import locked, make_folder
+from jaxsparse.ckpt.durable import locked
 from jaxsparse.ckpt.errors import SaveError
 from jaxsparse.ckpt.host_state import HostState
 from jaxsparse.ckpt.processes import is_writer
+from jaxsparse.durable import make_folder
 
 Snapshots = dict[str, Snapshot]
 """The state of a save under the name "", and further ones."""

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training: the step, the loop around it, metrics, callbacks and reports."""
 
-from jaxsparse.train.batches import Dataset, PackedBatch
+from jaxsparse.packed_batch import PackedBatch
+from jaxsparse.train.batches import Dataset
 from jaxsparse.train.callbacks import Callback, FitEvent, KeepBest
 from jaxsparse.train.metrics import BinaryMetrics, StreamingAUC
 from jaxsparse.train.profiling import ProfileSteps

@@ -3,23 +3,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, Literal, Protocol
 
 import jax
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import PartitionSpec
 
 from jaxsparse.agreement import agree
 from jaxsparse.data.batch import Batch
 from jaxsparse.embedding import EmbeddingCollection
-from jaxsparse.ladder import Ladder, SlabNeed
-from jaxsparse.packed import PackedIds
-from jaxsparse.prepared import PreparedIds
-from jaxsparse.processes import local_block, put_blocks
+from jaxsparse.ladder import Ladder
+from jaxsparse.packed_batch import PackedBatch, PreparedBatch, prepare_batch, ship_batch
+from jaxsparse.processes import local_block
 
 OnBadSample = Literal["error", "skip", "drop"]
 
@@ -30,35 +26,6 @@ class Dataset(Protocol):
     def __iter__(self) -> Iterator[Batch]:
         """One pass over the data."""
         ...
-
-
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("ids", "dense", "labels", "weights"),
-    meta_fields=(),
-)
-@dataclasses.dataclass(frozen=True)
-class PackedBatch:
-    """A batch on the mesh, cut by sample; padded samples have weight 0 and empty bags."""
-
-    ids: PackedIds
-    dense: jax.Array | None
-    """``[B', d]`` float32."""
-    labels: Any
-    """``[B']`` float32, or a dict of them."""
-    weights: jax.Array
-    """``[B']`` float32."""
-
-    @property
-    def num_samples(self) -> int:
-        """B: samples that are not padding."""
-        return self.ids.num_samples
-
-    def spec(self, emb: EmbeddingCollection) -> PackedBatch:
-        """PartitionSpec of every array."""
-        cut: Any = PartitionSpec(emb.axes)
-        spec = jax.tree.map(lambda _: cut, self)
-        return dataclasses.replace(spec, ids=emb.ids_spec(self.ids))  # type: ignore[no-any-return]
 
 
 def bad_samples(batch: Batch, probabilities: bool) -> tuple[npt.NDArray[np.bool_], str]:
@@ -118,26 +85,6 @@ def admit(batch: Batch, on_bad_sample: OnBadSample, probabilities: bool) -> Batc
     return batch.take(np.flatnonzero(~bad))
 
 
-@dataclasses.dataclass(frozen=True)
-class PreparedBatch:
-    """A batch whose ids are addressed and deduplicated, not yet shipped; any thread may make it."""
-
-    batch: Batch
-    ids: PreparedIds
-
-
-def prepare_batch(emb: EmbeddingCollection, batch: Batch | PreparedBatch) -> PreparedBatch:
-    """The host's share of packing; a prepared batch is returned as it is."""
-    if isinstance(batch, PreparedBatch):
-        return batch
-    ids = emb.prepare(batch.features)
-    if ids.num_samples != batch.num_samples:
-        raise ValueError(
-            f"features have {ids.num_samples} samples, labels {batch.num_samples}: they must agree"
-        )
-    return PreparedBatch(batch, ids)
-
-
 def pack_batch(
     emb: EmbeddingCollection, batch: Batch | PreparedBatch, ladder: Ladder | None
 ) -> PackedBatch:
@@ -149,28 +96,6 @@ def pack_batch(
     raw = batch.batch if isinstance(batch, PreparedBatch) else batch
     ids, needs = agree(emb.mesh, len(emb.layout.slabs), lambda: prepare_batch(emb, batch).ids)
     return ship_batch(emb, PreparedBatch(raw, ids), needs, ladder)
-
-
-def ship_batch(
-    emb: EmbeddingCollection,
-    prepared: PreparedBatch,
-    needs: tuple[SlabNeed, ...],
-    ladder: Ladder | None,
-) -> PackedBatch:
-    """Ships ids and all columns, padded to the samples of this process's devices."""
-    batch, size = prepared.batch, prepared.ids.samples * prepared.ids.num_devices
-    ids = emb.ship(prepared.ids, needs, ladder)
-    weights = np.ones(batch.num_samples, np.float32) if batch.weights is None else batch.weights
-    columns = jax.tree.map(partial(_pad, size=size), (batch.dense, batch.labels, weights))
-    specs = jax.tree.map(lambda _: PartitionSpec(emb.axes), columns)
-    dense, labels, weights = put_blocks(columns, emb.mesh, specs)
-    return PackedBatch(ids, dense, labels, weights)
-
-
-def _pad(values: npt.NDArray[Any], size: int) -> npt.NDArray[np.float32]:
-    padded = np.zeros((size, *np.shape(values)[1:]), np.float32)
-    padded[: len(values)] = values
-    return padded
 
 
 def unpad(tree: Any, num_samples: int) -> Any:

@@ -21,15 +21,10 @@ from jaxsparse.agreement import abstain, failed_elsewhere, fingerprint, num_vote
 from jaxsparse.data.batch import Batch
 from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.ladder import Ladder, bucket
+from jaxsparse.packed_batch import PackedBatch, PreparedBatch, prepare_batch, ship_batch
 from jaxsparse.processes import NOTHING, Int32s, is_shared, maximum, start_maximum
 from jaxsparse.ragged import Ragged
-from jaxsparse.train.batches import (
-    PackedBatch,
-    PreparedBatch,
-    pack_batch,
-    prepare_batch,
-    ship_batch,
-)
+from jaxsparse.train.batches import pack_batch
 
 Settled = tuple[Batch, PackedBatch]
 Ready = PreparedBatch | Settled

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec
 
 from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.moves import num_not_finite
-from jaxsparse.train.batches import PackedBatch
+from jaxsparse.packed_batch import PackedBatch
 from jaxsparse.train.state import TrainState
 
 Loss = Callable[[jax.Array, jax.Array], jax.Array]

@@ -25,7 +25,8 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 
 import jaxsparse as js  # noqa: E402
-from jaxsparse.ckpt.durable import FAULT, FAULT_POINTS  # noqa: E402
+from jaxsparse.ckpt.durable import FAULT_POINTS  # noqa: E402
+from jaxsparse.durable import FAULT  # noqa: E402
 from tests.ckpt import runs  # noqa: E402
 
 STEPS, EVERY, KEEP = 52, 6, 2

@@ -150,6 +150,7 @@ def test_everything_is_on_the_disk_before_it_has_a_name(
         return rename(old, new)
 
     monkeypatch.setattr(durable, "sync", noted_sync)
+    monkeypatch.setattr("jaxsparse.durable.sync", noted_sync)
     monkeypatch.setattr("jaxsparse.ckpt.durable.os.rename", noted_rename)
     js.CheckpointManager(tmp_path / "a" / "b").save(trainer.emb, at_step(fresh, 1))
     assert calls[0] == ("sync", str(tmp_path)), "a new folder is entered in its parent"

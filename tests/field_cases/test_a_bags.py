@@ -25,6 +25,7 @@ from tests.field_cases.layers import (
     table_rows,
     trainer_on,
 )
+from tests.store.stores import Stored, dynamic
 
 SCALES = {"sum": lambda n: 1.0, "mean": lambda n: 1.0 / n, "sqrtn": lambda n: n**-0.5}
 
@@ -258,3 +259,39 @@ def test_a16_hash_buckets_cover_the_table_and_stay_inside(devices):
     assert rows["reserved"][-1] == 0
     assert sorted(set(rows["reserved"][:-1].tolist())) == [1, 2, 3]
     assert sorted(set(rows["free"].tolist())) == [0, 1, 2, 3]
+
+
+def test_a06_bags_of_one_device_are_all_empty():
+    bags = [[1, 2, 3], [4, 5], [6], [7, 8, 9, 10], [], [], [], []]
+    results = []
+    for devices in (1, 2):
+        feature = js.FeatureSpec("f", dynamic(optimizer=js.Adagrad(1.0)), combiner="mean")
+        with Stored([feature], devices) as trained:
+            acts, _ = trained.train([{"f": js.Ragged.from_lists(bags)}])
+            assert trained.keys() == list(range(1, 11))
+            assert not acts[0]["f"][4:].any()
+            results.append((bits(acts[0]["f"]), bits(trained.read(range(1, 11)))))
+    assert results[0] == results[1]
+
+
+@on_1_and_4
+def test_a14_each_feature_reads_its_own_table_whatever_its_tier(devices, tmp_path):
+    tiers = {
+        "z": None,
+        "c": js.Tiers(device_rows=3),
+        "m": js.Tiers(device_rows=3, host_rows=0, ssd=[tmp_path]),
+        "a": js.Tiers(device_rows=8),
+    }
+    features = [
+        js.FeatureSpec(
+            name, dynamic(f"{name}{k}", 50, 2, tiers=tier, initializer=js.constant(float(k)))
+        )
+        for k, (name, tier) in enumerate(tiers.items())
+    ]
+    plain = table("plain", initializer=js.constant(9.0))
+    with Stored([*features, js.FeatureSpec("b", plain)], devices) as trained:
+        for start in (0, 3, 6):
+            batch = {name: np.arange(start, start + 3) for name in [*tiers, "b"]}
+            acts, _ = trained.train([batch], [dict.fromkeys(batch, 0.0)])
+            for k, name in enumerate([*tiers, "b"]):
+                assert (acts[0][name] == (9 if name == "b" else k)).all()

@@ -25,6 +25,7 @@ from tests.field_cases.layers import (
     table,
     trainer_on,
 )
+from tests.store.stores import Stored, dynamic
 
 DTYPES = [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64]
 
@@ -109,6 +110,58 @@ def test_b04_samples_behind_the_last_one_pull_on_no_row(devices):
     sums = emb.row_grads(residuals, {"f": grads})
     found = np.asarray(sums.rows[0]) != sums.num_rows[0]
     assert sorted(np.asarray(sums.grads[0])[found, 0].tolist()) == [0.25, 0.75]
+
+
+@pytest.mark.parametrize("dim", [1, 3, 12])
+@pytest.mark.parametrize("tier", ["device", "ram", "ssd"])
+def test_b06_padding_looks_nothing_up_under_any_tier(dim, tier, tmp_path):
+    tiers = {
+        "device": None,
+        "ram": js.Tiers(device_rows=5),
+        "ssd": js.Tiers(device_rows=5, host_rows=1, ssd=[tmp_path]),
+    }[tier]
+    spec = dynamic("t", 50, dim, tiers=tiers)
+    features = [
+        js.FeatureSpec("sum", spec, padding_id=-1),
+        js.FeatureSpec("all", spec, combiner=None, max_length=2, padding_id=-1),
+    ]
+    with Stored(features) as trained:
+        rows = trained.read(np.arange(20))
+        for start in (0, 8, 0):
+            keys = np.array([[start, -1], [-1, -1], [start + 1, start + 2]])
+            acts, _ = trained.train([{"sum": keys, "all": keys}])
+            zero = np.zeros(dim, np.float32)
+            a, b, c = rows[start : start + 3]
+            assert bits(acts[0]["sum"]) == bits(np.stack([a, zero, b + c]))
+            assert bits(acts[0]["all"]) == bits(np.stack([[a, zero], [zero, zero], [b, c]]))
+            rows[start : start + 3] -= 2
+        assert trained.keys() == [0, 1, 2, 8, 9, 10]
+        assert bits(trained.read(np.arange(20))) == bits(rows)
+
+
+TOP_KEYS = [2**64 - 1, 2**64 - 2, 2**64 - 3, 2**63, 2**63 - 1, 0]
+
+
+@on_1_and_4
+def test_b07_no_key_is_reserved(devices, tmp_path):
+    tiers = js.Tiers(device_rows=2, host_rows=1, ssd=[tmp_path])
+    spec = dynamic(tiers=tiers, initializer=js.constant(0.0))
+    with Stored([js.FeatureSpec("f", spec)], devices) as trained:
+        for number, key in enumerate([*TOP_KEYS, 2**63]):
+            trained.train([{"f": np.array([key], np.uint64)}], [{"f": -1.0 - number}])
+        trained.train([{"f": np.array([-1], np.int64)}], [{"f": -100.0}])
+        assert trained.keys() == sorted(TOP_KEYS)
+        got = trained.read(np.array(TOP_KEYS, np.uint64))[:, 0].tolist()
+        assert got == [101.0, 2.0, 3.0, 4.0 + 7.0, 5.0, 6.0]
+        assert trained.store.stats()["t"]["lookups"] == 8
+
+
+def test_b08_the_largest_signed_key_is_told_with_its_row():
+    with Stored([js.FeatureSpec("f", dynamic(initializer=js.constant(0.0)))]) as trained:
+        trained.train([{"f": np.array([2**63 - 1, 5])}])
+        keys = trained.store.keys("t")
+        assert keys.tolist() == [5, 2**63 - 1]
+        assert trained.read(keys).tolist() == [[-1, -1], [-1, -1]]
 
 
 @pytest.mark.parametrize("num_owners", [1, 4])

@@ -26,6 +26,7 @@ from tests.field_cases.layers import (
     table_rows,
     trainer_on,
 )
+from tests.store.stores import Stored, dynamic
 
 
 def one_row(optimizer, *, w, g, devices, steps=(0,), dim=1, rows=4, **fields):
@@ -57,6 +58,47 @@ def test_c02_the_same_row_on_every_device_is_moved_once(devices):
     layer.step({"f": np.full(4, 7)}, {"f": np.float32([[0.5], [-0.3], [0.25], [-0.05]])})
     assert layer.slots()["accumulator"][7, 0] == pytest.approx(0.1 + 0.4**2, rel=1e-6)
     assert layer.rows()[7, 0] == pytest.approx(7 - 0.5 * 0.4 / math.sqrt(0.26), rel=1e-6)
+
+
+@pytest.mark.parametrize("tier", ["device", "ram", "ssd"])
+def test_c03_slots_of_tables_of_other_widths_under_any_tier(tier, tmp_path):
+    tiers = {
+        "device": None,
+        "ram": js.Tiers(device_rows=2),
+        "ssd": js.Tiers(device_rows=2, host_rows=0, ssd=[tmp_path]),
+    }[tier]
+    rule = js.Adam(0.1, b1=0.9, b2=0.999)
+    features = [
+        js.FeatureSpec(name, dynamic(name, 10, dim, rule, tiers))
+        for name, dim in (("narrow", 4), ("wide", 8))
+    ]
+    with Stored(features) as trained:
+        for start in (0, 2):  # the second pass takes the first one's places
+            trained.train([dict.fromkeys(("narrow", "wide"), np.arange(start, start + 2))])
+        for name, dim in (("narrow", 4), ("wide", 8)):
+            slots = trained.slots(range(4), name)
+            np.testing.assert_allclose(slots["m"], np.full((4, dim), 0.1), rtol=1e-6)
+            np.testing.assert_allclose(slots["v"], np.full((4, dim), 0.001), rtol=1e-4)
+
+
+@on_1_and_4
+def test_c26_a_row_that_takes_the_place_of_an_evicted_one_is_as_new(devices):
+    rule = js.RowwiseAdagrad(0.5, initial_accumulator=0.25)
+    spec = dynamic("t", 2, 2, rule, eviction=js.LRU(), initializer=js.uniform(1.0))
+    features = [js.FeatureSpec("f", spec), js.FeatureSpec("g", spec)]
+    with Stored(features, devices) as trained:
+        new = trained.read([3])
+        trained.train([{"f": np.array([1, 2]), "g": np.array([2, 1])}])
+        acts, _ = trained.train([{"f": np.array([3]), "g": np.array([2])}])
+        assert trained.keys() == [2, 3]
+        assert bits(acts[0]["f"]) == bits(new)
+        assert trained.slots([3])["accumulator"].tolist() == [1.25]
+        want = new - 0.5 / math.sqrt(1.25)
+        np.testing.assert_allclose(trained.read([3]), want, rtol=1e-6)
+        # The evicted key reads as new as well.
+        (acts,) = trained.evaluate([{"f": np.array([1]), "g": np.array([3])}])
+        assert bits(acts["f"]) == bits(trained.read([1]))
+        assert trained.slots([1])["accumulator"].tolist() == [0.25]
 
 
 @on_1_and_4

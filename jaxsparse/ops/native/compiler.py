@@ -21,6 +21,9 @@ import jaxlib.version
 
 OPS = Path(__file__).resolve().parents[1]
 """The folder of all operations."""
+PACKAGE = OPS.parent
+FOLDERS = (OPS, PACKAGE / "store")
+"""Each has folders with C++ files; those of the store are compiled into the same library."""
 
 COMPILERS = ("g++", "c++", "clang++")
 """Tried in order, after what ``CXX`` names."""
@@ -36,8 +39,12 @@ class NoNativeLibrary(Exception):
 
 
 def sources() -> list[Path]:
-    """The C++ files, of every operation."""
-    return sorted(OPS.glob("*/*.cc"))
+    """The C++ files, of every operation and of the store."""
+    return _files("*.cc")
+
+
+def _files(pattern: str) -> list[Path]:
+    return sorted(file for folder in FOLDERS for file in folder.glob(f"*/{pattern}"))
 
 
 def build() -> Path:
@@ -109,8 +116,8 @@ def _key(compiler: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
     facts = [version, platform.machine(), jaxlib.version.__version__, *FLAGS]
     digest = hashlib.sha256("\n".join(facts).encode())
-    for source in sorted([*sources(), *OPS.glob("*/*.h")]):
-        digest.update(str(source.relative_to(OPS)).encode() + b"\0" + source.read_bytes())
+    for source in sorted([*sources(), *_files("*.h")]):
+        digest.update(str(source.relative_to(PACKAGE)).encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:20]
 
 

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of one table that are not on the devices: in the host's memory, and on disks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxsparse.store.growing import grown
+from jaxsparse.store.hotness import Hotness, coldest
+from jaxsparse.store.ram import RamRows
+from jaxsparse.store.ssd import NoSpaceError, SegmentStore
+
+Rows = npt.NDArray[np.int32]
+Words = npt.NDArray[np.uint32]
+Keys = npt.NDArray[np.uint64]
+
+NOWHERE = -1
+"""Location of a row that is not on a disk."""
+
+SPILL_SHARE = 64
+"""Full memory gives one row in so many to the disks at least: finding them is a pass over all."""
+
+MAX_GARBAGE = 0.5
+"""Share of released rows on the disks from which segments are rewritten."""
+
+
+class HostRows:
+    """Rows by number, with all their words; the coldest go to disks when memory is full."""
+
+    def __init__(
+        self, num_rows: int, num_words: int, host_rows: int | None, disks: SegmentStore | None
+    ) -> None:
+        """Starts empty.
+
+        Args:
+            num_rows: the most the table can have.
+            num_words: of a row.
+            host_rows: most rows in memory; None is no limit.
+            disks: where the others go.
+        """
+        self.disks = disks
+        # Addresses for all: when a disk is full, rows on their way there stay in memory.
+        self.ram = RamRows(num_rows, num_words)
+        self._limit = num_rows if host_rows is None else host_rows
+        self._row_bytes = 4 * num_words
+        self._location = np.zeros(0, np.int64)
+        self.moved = {"ram_read": 0, "ram_written": 0, "ssd_read": 0, "ssd_written": 0}
+        """Bytes by tier and direction."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory in use, that of the disks' own index aside."""
+        return self.ram.nbytes + self._location.nbytes
+
+    def holds(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Which of rows ``[n]`` are here."""
+        return self.ram.holds(rows) | self.on_disk(rows)
+
+    def on_disk(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Which of rows ``[n]`` are on a disk."""
+        found: npt.NDArray[np.bool_] = self._locations(rows) != NOWHERE
+        return found
+
+    def read(self, rows: Rows) -> Words:
+        """Words ``[n, W]`` of rows that are here.
+
+        Raises:
+            StoreError: a disk cannot be read, or a row there is damaged.
+        """
+        on_disk = np.flatnonzero(self.on_disk(rows))
+        self.moved["ram_read"] += (rows.size - on_disk.size) * self._row_bytes
+        if not on_disk.size:
+            return self.ram.read(rows)
+        assert self.disks is not None
+        coming = self.disks.read_ahead(self._location[rows[on_disk]])
+        words = np.empty((rows.size, self.ram.num_words), np.uint32)
+        in_ram = np.setdiff1d(np.arange(rows.size), on_disk, assume_unique=True)
+        words[in_ram] = self.ram.read(rows[in_ram])
+        words[on_disk] = coming.result().view(np.uint32)
+        self.moved["ssd_read"] += on_disk.size * self._row_bytes
+        return words
+
+    def put(
+        self, rows: Rows, words: Words, hotness: Hotness, keys_of: Callable[[Rows], Keys]
+    ) -> None:
+        """Takes distinct rows that are not here.
+
+        Args:
+            rows: ``[n]``.
+            words: ``[n, W]``.
+            hotness: decides who goes to the disks.
+            keys_of: keys of rows, which the disks keep beside them.
+
+        Raises:
+            NoSpaceError: a disk is full; the rows are here, in memory beyond its limit.
+        """
+        excess = len(self.ram) + rows.size - self._limit
+        if excess <= 0 or self.disks is None:
+            self._keep(rows, words)
+            return
+        here = self.ram.rows()
+        candidates = np.concatenate([here, rows])
+        count = min(max(excess, self._limit // SPILL_SHARE), candidates.size)
+        chosen = coldest(hotness.of(candidates), count)
+        from_ram = here[chosen[chosen < here.size]]
+        direct = np.sort(chosen[chosen >= here.size]) - here.size
+        stays = np.ones(rows.size, bool)
+        stays[direct] = False
+        try:
+            self._append(rows[direct], keys_of(rows[direct]), words[direct])
+        except NoSpaceError:
+            self._keep(rows, words)
+            raise
+        self._keep(rows[stays], words[stays])
+        self._append(from_ram, keys_of(from_ram), self.ram.read(from_ram))
+        self.ram.drop(from_ram)
+
+    def drop(self, rows: Rows) -> None:
+        """Rows ``[n]``, distinct, are no longer here; others of them never were."""
+        self.ram.drop(rows)
+        locations = self._locations(rows)
+        found = locations != NOWHERE
+        if found.any():
+            assert self.disks is not None
+            self._location[rows[found]] = NOWHERE
+            self.disks.release(locations[found])
+
+    def tidy(self) -> None:
+        """Rewrites segments of which little is left, once there is much garbage."""
+        if self.disks is None:
+            return
+        stats = self.disks.stats()
+        if stats["garbage_rows"] <= MAX_GARBAGE * (stats["garbage_rows"] + stats["live_rows"]):
+            return
+        old, new = self.disks.compact(MAX_GARBAGE)
+        order = np.argsort(old)
+        rows = np.flatnonzero(self._location != NOWHERE)
+        at = np.searchsorted(old, self._location[rows], sorter=order)
+        at = order[np.minimum(at, max(old.size - 1, 0))] if old.size else at[:0]
+        moved = old[at] == self._location[rows] if old.size else np.zeros(0, bool)
+        self._location[rows[moved]] = new[at[moved]]
+
+    def flush(self) -> None:
+        """Makes rows on disks durable."""
+        if self.disks is not None:
+            self.disks.flush()
+
+    def close(self) -> None:
+        """Closes the disks."""
+        if self.disks is not None:
+            self.disks.close()
+
+    def _locations(self, rows: Rows) -> npt.NDArray[np.int64]:
+        if self.disks is None:
+            return np.full(rows.size, NOWHERE, np.int64)
+        self._location = grown(self._location, int(rows.max(initial=-1)) + 1, NOWHERE)
+        return self._location[rows]
+
+    def _keep(self, rows: Rows, words: Words) -> None:
+        self.ram.write(rows, words)
+        self.moved["ram_written"] += rows.size * self._row_bytes
+
+    def _append(self, rows: Rows, keys: Keys, words: Words) -> None:
+        if not rows.size:
+            return
+        assert self.disks is not None
+        block = np.ascontiguousarray(words).view(np.uint8)
+        self._locations(rows)
+        self._location[rows] = self.disks.append(keys, block)
+        self.moved["ssd_written"] += rows.size * self._row_bytes

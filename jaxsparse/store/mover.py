@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moves the rows of a pass: from the host to a block, across the boundary, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from jaxsparse.embedding import EmbeddingCollection
+from jaxsparse.ops.packing.native import aligned_empty
+from jaxsparse.processes import local_block, put_blocks
+from jaxsparse.state import EmbeddingState
+from jaxsparse.store.pass_plan import PassPlan, SlabSwap
+from jaxsparse.store.swap import cut_of, make_rows, put_rows, take_rows
+from jaxsparse.store.table_store import TableStore
+
+Rows = npt.NDArray[np.int32]
+
+TIDY_EVERY = 64
+"""Passes between looks at how much of the disks is garbage."""
+
+
+class Mover:
+    """Rows of all tables; `fetch` and `land` on one thread, `cross` on the main one."""
+
+    def __init__(self, emb: EmbeddingCollection, tables: Mapping[str, TableStore]) -> None:
+        """Moves nothing yet."""
+        self._emb, self._tables = emb, tables
+
+    def fetch(self, plan: PassPlan) -> None:
+        """Reads the rows that come from the host, into blocks.
+
+        A block is a new array each time: on CPUs programs read it where it is.
+        """
+        for swap in plan.swaps:
+            if swap.coming.is_empty:
+                continue
+            words = self._tables[swap.tables[0]].host.ram.num_words
+            swap.words = aligned_empty((swap.coming.rows.size, words), np.uint32)
+            for name, part in zip(swap.tables, swap.coming.tables, strict=True):
+                rows = plan.moves[name].in_rows
+                if rows.size:
+                    swap.words[swap.coming.places[part]] = self._tables[name].host.read(rows)
+
+    def cross(self, state: EmbeddingState, plan: PassPlan) -> EmbeddingState:
+        """Dispatches the programs of the boundary; the state is donated.
+
+        From here on rows are where the plan wants them.
+        """
+        slabs, slots = list(state.slabs), list(state.slots)
+        for swap in plan.swaps:
+            index = swap.index
+            slabs[index], slots[index] = self._cross(swap, slabs[index], slots[index], state)
+        for name, moves in plan.moves.items():
+            store = self._tables[name]
+            store.host.drop(moves.in_rows)
+            store.residency.commit(moves)
+        return dataclasses.replace(state, slabs=tuple(slabs), slots=tuple(slots))
+
+    def _cross(self, swap: SlabSwap, slab: Any, slots: Any, state: EmbeddingState) -> Any:
+        emb, index = self._emb, swap.index
+        if not swap.leaving.is_empty:
+            swap.left = take_rows(emb, index, slab, slots, self._put(index, swap.leaving.rows))
+            swap.left.copy_to_host_async()
+        if not swap.coming.is_empty:
+            arrays = self._put(index, (swap.coming.rows, swap.words))
+            slab, slots = put_rows(emb, index, slab, slots, *arrays)
+        if not swap.new.is_empty:
+            arrays = self._put(index, (swap.new.rows, *swap.new_numbers))
+            slab, slots = make_rows(emb, index, slab, slots, state.init_words, *arrays)
+        return slab, slots
+
+    def _put(self, index: int, arrays: Any) -> Any:
+        cut = cut_of(self._emb, index)
+        return put_blocks(arrays, self._emb.mesh, jax.tree.map(lambda _: cut, arrays))
+
+    def drop(self, table: str, rows: Rows) -> None:
+        """Rows of a table that were given up are no longer on the host."""
+        self._tables[table].host.drop(rows)
+
+    def cancel(self, plan: PassPlan) -> None:
+        """A pass is not entered: rows stay where they are."""
+        for name, moves in plan.moves.items():
+            self._tables[name].residency.cancel(moves)
+
+    def land(self, plan: PassPlan, evicted: Mapping[str, Rows]) -> None:
+        """Takes in the rows that left when the pass was entered.
+
+        Args:
+            plan: of the pass.
+            evicted: by table, rows that nobody wants any more.
+
+        Raises:
+            StoreError: a disk is full or cannot be written; the rows are in memory.
+        """
+        for swap in plan.swaps:
+            if swap.left is None:
+                continue
+            words = local_block(swap.left)
+            swap.left = None
+            for name, part in zip(swap.tables, swap.leaving.tables, strict=True):
+                store, rows = self._tables[name], plan.moves[name].out_rows
+                block = words[swap.leaving.places[part]]
+                if name in evicted:
+                    stays = ~np.isin(rows, evicted[name])
+                    rows, block = rows[stays], block[stays]
+                if rows.size:
+                    store.host.put(rows, block, store.known.hotness, store.known.index.keys_of)
+        if plan.number % TIDY_EVERY == 0:
+            for store in self._tables.values():
+                store.host.tidy()

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Passes over a dataset: planned and read ahead on threads, packed batch by batch."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxsparse.data.batch import Batch
+from jaxsparse.data.prefetch import Prefetcher
+from jaxsparse.packed_batch import PackedBatch
+from jaxsparse.state import EmbeddingState
+from jaxsparse.store.mover import Mover
+from jaxsparse.store.pass_plan import PassPlan
+from jaxsparse.store.planner import Planner
+from jaxsparse.store.translate import KeyedBatch
+
+Rows = npt.NDArray[np.int32]
+Pack = Callable[[KeyedBatch, dict[str, npt.NDArray[np.int64]]], PackedBatch]
+
+PACKED_AHEAD = 2
+"""Batches packed ahead on a thread."""
+
+
+class Pass:
+    """Batches whose rows are on the devices once `RowStore.enter` has been called with it.
+
+    Iterate over it once, after entering it: it yields `PackedBatch` objects.
+    """
+
+    def __init__(self, plan: PassPlan, run: PassRun) -> None:
+        """Not entered yet."""
+        self._plan, self._run = plan, run
+        self.is_entered = False
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the pass brings: ``batches``, ``new_keys``, ``evicted_keys``, distinct ``rows``,
+        ``hit_rate`` (share of occurrences whose row was on the devices when it was planned), bytes
+        by direction, and the seconds that training waited for its plan and its rows."""
+        return self._plan.facts
+
+    def leaving(self, table: str) -> Rows:
+        """Rows of a table that leave the devices for it."""
+        return self._plan.moves[table].out_rows
+
+    def __len__(self) -> int:
+        """Batches."""
+        return len(self._plan.batches)
+
+    def __iter__(self) -> Iterator[PackedBatch]:
+        """The batches, packed ahead.
+
+        Raises:
+            RuntimeError: the pass was not entered, or another one was since.
+        """
+        for _, packed in self.with_batches():
+            yield packed
+
+    def with_batches(self) -> Iterator[tuple[Batch, PackedBatch]]:
+        """As iterating, with the batch that each was made of."""
+        for keyed, _ in self._plan.batches:
+            if not self.is_entered or not self._run.is_current(self):
+                raise RuntimeError(
+                    "a pass is iterated after state = store.enter(state, p), and before the next "
+                    "one is entered: its rows are on the devices then only"
+                )
+            yield keyed.batch, self._run.next_packed(self._plan)
+
+
+class PassRun:
+    """The passes over one dataset, one after another.
+
+    One thread plans and moves rows, in the order: plan of the next pass, landing of the rows that
+    left for this one, reading of the rows that come for the next one. So a row that leaves and is
+    wanted again at once has landed before it is read.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        mover: Mover,
+        source: Prefetcher[KeyedBatch],
+        pack: Pack,
+        worker: ThreadPoolExecutor,
+    ) -> None:
+        """Begins to plan the first pass."""
+        self.planner = planner
+        self._mover, self._source, self._worker = mover, source, worker
+        self._plans: queue.SimpleQueue[PassPlan | None] = queue.SimpleQueue()
+        self._pack = pack
+        self._packer: Prefetcher[tuple[PassPlan, PackedBatch]] = Prefetcher(
+            self._to_pack(), self._packed, depth=PACKED_AHEAD
+        )
+        self._packed_batches = iter(self._packer)
+        self._current: Pass | None = None
+        self._waiting: Pass | None = None
+        self._is_closed = False
+        self._start(None)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has ended."""
+        return self._is_closed
+
+    def is_current(self, one: Pass) -> bool:
+        """Whether ``one`` is the pass entered last."""
+        return self._current is one
+
+    def passes(self) -> Iterator[Pass]:
+        """All passes.
+
+        Raises:
+            RuntimeError: the one before was not entered.
+            StoreFullError, StoreError: what stopped the planning or the moving of rows.
+        """
+        try:
+            while (plan := self._next_plan()) is not None:
+                self._waiting = Pass(plan, self)
+                self._plans.put(plan)
+                yield self._waiting
+                if self._waiting is not None:
+                    raise RuntimeError(
+                        "passes: a pass was left out; call state = store.enter(state, p) with each"
+                    )
+        finally:
+            self.close()
+
+    def _next_plan(self) -> PassPlan | None:
+        start = time.perf_counter()
+        plan = self._planned.result()
+        if plan is None:
+            self._moved.result()
+        else:
+            plan.facts["plan_wait_s"] = time.perf_counter() - start
+        return plan
+
+    def wait_for_rows(self, one: Pass) -> None:
+        """Waits until the rows of the pass that was given last are there.
+
+        Raises:
+            RuntimeError: it is another one.
+        """
+        if one is not self._waiting:
+            raise RuntimeError(
+                "enter: expected the pass that passes() gave last, once; its rows were planned for "
+                "the state as the passes before leave it"
+            )
+        start = time.perf_counter()
+        self._moved.result()
+        one.facts["row_wait_s"] = time.perf_counter() - start
+
+    def enter(self, state: EmbeddingState, one: Pass) -> EmbeddingState:
+        """Crosses the boundary, once its rows are there, and lets the next pass be planned."""
+        state = self._mover.cross(state, one._plan)
+        one.is_entered = True
+        self._current, self._waiting = one, None
+        self._start(one._plan)
+        return state
+
+    def _start(self, before: PassPlan | None) -> None:
+        self._planned: Future[PassPlan | None] = self._worker.submit(self.planner.next)
+        self._moved: Future[None] = self._worker.submit(self._move, self._planned, before)
+
+    def _move(self, planned: Future[PassPlan | None], before: PassPlan | None) -> None:
+        """Behind the planning, on the same thread."""
+        evicted = self._drop_evicted()
+        if before is not None:
+            self._mover.land(before, evicted)
+        plan = None if planned.exception() else planned.result()
+        if plan is not None:
+            self._mover.fetch(plan)
+
+    def _drop_evicted(self) -> dict[str, Rows]:
+        evicted = {}
+        for name, parts in self.planner.evicted.items():
+            if parts:
+                evicted[name] = np.unique(np.concatenate(parts))
+                self.planner.evicted[name] = []
+                self._mover.drop(name, evicted[name])
+        return evicted
+
+    def settle(self) -> None:
+        """Waits until no thread moves rows or changes what is known of them."""
+        self._planned.exception()
+        self._moved.exception()
+
+    def close(self) -> None:
+        """Ends the threads; a pass that was planned and not entered is given up."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.settle()
+        plan = None if self._planned.exception() else self._planned.result()
+        if plan is not None and not (self._current and self._current._plan is plan):
+            self._mover.cancel(plan)
+        self._plans.put(None)
+        self._packer.close()
+        self._source.close()
+
+    def next_packed(self, plan: PassPlan) -> PackedBatch:
+        """The next batch of a pass; those of passes before it are left out."""
+        while True:
+            of, packed = next(self._packed_batches)
+            if of is plan:
+                return packed
+
+    def _to_pack(self) -> Iterator[tuple[PassPlan, int]]:
+        while (plan := self._plans.get()) is not None:
+            for number in range(len(plan.batches)):
+                yield plan, number
+
+    def _packed(self, item: tuple[PassPlan, int]) -> tuple[PassPlan, PackedBatch]:
+        plan, number = item
+        return plan, self._pack(*plan.batches[number])

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Passes that only read: no key gets a row to keep, nothing is counted."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxsparse.store.index import distinct_rows
+from jaxsparse.store.known_rows import NO_ROW
+from jaxsparse.store.planner import Codes, Gathered, Looked, Planner, occurrence_codes
+from jaxsparse.store.residency import Moves
+from jaxsparse.store.translate import numbers_to_draw
+
+
+class ReadingPlanner(Planner):
+    """A key without a row reads the default row, or one drawn for the pass and forgotten."""
+
+    is_training = False
+
+    def _take(self, looked: Looked, is_first: bool) -> bool:
+        results = {}
+        for name, store in self._tables.items():
+            gathered = self._gathered[name]
+            keys, rows = looked.keyed.keys[name], self._rows(looked, name)
+            found = distinct_rows(rows, store.known.marks)
+            is_made = store.residency.is_made(found.rows)
+            if not is_made.all():
+                rows = np.where(np.isin(rows, found.rows[~is_made]), np.int32(NO_ROW), rows)
+                found = distinct_rows(rows, store.known.marks)
+            distinct = found.rows
+            unknown_keys = keys[rows == NO_ROW]
+            own, unknown = gathered.unknown[:0], gathered.unknown
+            if store.default_code is None:
+                own = np.unique(unknown_keys)
+                unknown = np.union1d(unknown, own)
+            store.residency.check(distinct.size + own.size)
+            fresh = distinct.size - int(gathered.marked(distinct).sum())
+            need = gathered.size + fresh + unknown.size
+            if not is_first and need > self._limit(name):
+                return False
+            results[name] = found, unknown, unknown_keys
+        for name, (found, unknown, unknown_keys) in results.items():
+            gathered = self._gathered[name]
+            gathered.count(found.rows, found.counts, found.inverse.size)
+            gathered.add(found.rows, found.inverse)
+            gathered.unknown = unknown
+            gathered.unknown_keys.append(unknown_keys)
+        return True
+
+    def _place(self, gathered: Gathered) -> tuple[Moves, list[Codes]]:
+        store = gathered.store
+        unknown = gathered.unknown
+        moves = store.residency.plan(
+            gathered.needed(),
+            np.full(unknown.size, NO_ROW, np.int32),
+            numbers_to_draw(store.spec, unknown),
+            self._is_next(store.spec.name, len(gathered.batches)),
+            store.known.hotness,
+            is_lent=True,
+        )
+        codes = []
+        lent = store.code_at[moves.new_places]
+        for (distinct, inverse), keys in zip(gathered.batches, gathered.unknown_keys, strict=True):
+            places = store.residency.places_after(distinct, moves)
+            code = occurrence_codes(store, places, inverse)
+            if store.default_code is None:
+                code[inverse == NO_ROW] = lent[np.searchsorted(unknown, keys)]
+            codes.append(code)
+        return moves, codes

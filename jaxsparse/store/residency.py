@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rows of one table are on the devices, and at which of its places."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxsparse.store.errors import StoreFullError
+from jaxsparse.store.growing import grown
+from jaxsparse.store.hotness import Hotness, coldest
+
+Rows = npt.NDArray[np.int32]
+Keys = npt.NDArray[np.uint64]
+
+NOWHERE = -1
+"""Place of a row that is not on the devices."""
+
+EMPTY = -1
+"""Row of a place that holds none."""
+
+
+@dataclasses.dataclass
+class Moves:
+    """What a pass changes on the devices of one table; places are filled as they become free."""
+
+    out_rows: Rows
+    """Rows that leave, for those of the pass."""
+    out_places: Rows
+    in_rows: Rows
+    """Rows that come from the host."""
+    in_places: Rows
+    new_rows: Rows
+    """Rows that are made; none where the pass only reads."""
+    new_places: Rows
+    new_numbers: Keys
+    """What they are drawn from: 64 bits each."""
+    is_lent: bool
+    """Whether ``new_places`` hold rows that nobody keeps: keys an evaluation has met."""
+
+
+class Residency:
+    """Places of one table. What `plan` decides is so once `commit` is called."""
+
+    def __init__(self, table: str, num_places: int) -> None:
+        """Starts with all places free."""
+        self.table, self.num_places = table, num_places
+        self.place = np.zeros(0, np.int32)
+        self.row_at = np.full(num_places, EMPTY, np.int32)
+        # Taken from the end: low places first.
+        self._free = np.arange(num_places - 1, -1, -1, dtype=np.int32)
+        self._num_free = num_places
+        self._lent = np.zeros(0, np.int32)
+        self._is_made = np.zeros(0, bool)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the arrays."""
+        return sum(a.nbytes for a in (self.place, self.row_at, self._free, self._is_made))
+
+    @property
+    def num_resident(self) -> int:
+        """Rows on the devices."""
+        return int(np.count_nonzero(self.row_at != EMPTY))
+
+    def grow(self, num_rows: int) -> None:
+        """Makes room for rows below ``num_rows``."""
+        self.place = grown(self.place, num_rows, NOWHERE)
+
+    def places(self, rows: Rows) -> Rows:
+        """Places ``[n]`` of rows, NOWHERE for those that are not on the devices."""
+        self.grow(int(rows.max(initial=-1)) + 1)
+        places: Rows = self.place[rows]
+        return places
+
+    def resident(self) -> Rows:
+        """All rows on the devices."""
+        rows: Rows = self.row_at[self.row_at != EMPTY]
+        return rows
+
+    def is_made(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Which of ``rows`` have values somewhere; others are still to be drawn."""
+        self._is_made = grown(self._is_made, int(rows.max(initial=-1)) + 1, False)
+        return self._is_made[rows]
+
+    def set_made(self, rows: Rows) -> None:
+        """Rows have values now."""
+        self._is_made = grown(self._is_made, int(rows.max(initial=-1)) + 1, False)
+        self._is_made[rows] = True
+
+    def forget(self, rows: Rows) -> None:
+        """Rows were given up: their places are free at once, what lies there is nobody's."""
+        places = self.places(rows)
+        places = places[places != NOWHERE]
+        self.place[rows] = NOWHERE
+        self._is_made[rows[rows < self._is_made.size]] = False
+        self.row_at[places] = EMPTY
+        self._give_back(places)
+
+    def plan(
+        self,
+        needed: Rows,
+        new: Rows,
+        new_numbers: Keys,
+        is_next: npt.NDArray[np.bool_],
+        hotness: Hotness,
+        *,
+        is_lent: bool = False,
+    ) -> Moves:
+        """Finds places for the rows of a pass.
+
+        Args:
+            needed: distinct rows of the pass that are on the devices or on the host.
+            new: rows that have to be made; for an evaluation placeholders, one a key.
+            new_numbers: what they are drawn from.
+            is_next: by row, whether the pass after this one reads it; may be shorter.
+            hotness: of the rows.
+            is_lent: whether the new ones go after the pass.
+
+        Raises:
+            StoreFullError: more are needed than there are places.
+        """
+        self._take_back_lent()
+        places = self.places(needed)
+        coming = needed[places == NOWHERE]
+        num_wanted = coming.size + new.size
+        self.check(needed.size + new.size)
+        num_out = max(0, num_wanted - self._num_free)
+        out = self._victims(needed, num_out, is_next, hotness)
+        out_places = self.place[out]
+        num_taken = num_wanted - num_out
+        taken = self._free[self._num_free - num_taken : self._num_free][::-1].copy()
+        self._num_free -= num_taken
+        filled = np.concatenate([taken, out_places])
+        split = coming.size
+        return Moves(
+            out, out_places, coming, filled[:split], new, filled[split:], new_numbers, is_lent
+        )
+
+    def check(self, need: int) -> None:
+        """Raises StoreFullError where one batch needs more places than there are."""
+        if need > self.num_places:
+            raise StoreFullError(
+                f"table {self.table!r}: one batch needs {need:,} rows on the devices, "
+                f"the table has {self.num_places:,}; raise Tiers(device_rows=) or "
+                "Dynamic(capacity=), or use smaller batches"
+            )
+
+    def commit(self, moves: Moves) -> None:
+        """Rows are where a plan wants them from here on."""
+        self.place[moves.out_rows] = NOWHERE
+        self.row_at[moves.out_places] = EMPTY
+        self._settle(moves.in_rows, moves.in_places)
+        if moves.is_lent:
+            self._lent = moves.new_places
+        else:
+            self._settle(moves.new_rows, moves.new_places)
+            self.set_made(moves.new_rows)
+
+    def cancel(self, moves: Moves) -> None:
+        """A plan is not carried out: rows stay where they are."""
+        filled = np.concatenate([moves.in_places, moves.new_places])
+        self._give_back(np.setdiff1d(filled, moves.out_places))
+
+    def places_after(self, rows: Rows, moves: Moves) -> Rows:
+        """Places ``[n]`` of rows once a plan is carried out."""
+        for part in (rows, moves.in_rows, moves.new_rows):
+            self.grow(int(part.max(initial=-1)) + 1)
+        self.place[moves.in_rows] = moves.in_places
+        if not moves.is_lent:
+            self.place[moves.new_rows] = moves.new_places
+        after = self.place[rows]
+        self.place[moves.in_rows] = NOWHERE
+        if not moves.is_lent:
+            self.place[moves.new_rows] = NOWHERE
+        return after
+
+    def _settle(self, rows: Rows, places: Rows) -> None:
+        self.grow(int(rows.max(initial=-1)) + 1)
+        self.place[rows] = places
+        self.row_at[places] = rows
+
+    def _victims(
+        self, needed: Rows, count: int, is_next: npt.NDArray[np.bool_], hotness: Hotness
+    ) -> Rows:
+        """The coldest rows the pass does not need; those of the next one only where it must be."""
+        if count == 0:
+            return needed[:0]
+        stays = np.zeros(self.place.size, bool)
+        stays[needed] = True
+        resident = self.resident()
+        candidates = resident[~stays[resident]]
+        scores = hotness.of(candidates)
+        protected = np.zeros(candidates.size, bool)
+        inside = candidates < is_next.size
+        protected[inside] = is_next[candidates[inside]]
+        if np.count_nonzero(~protected) >= count:
+            candidates, scores = candidates[~protected], scores[~protected]
+            chosen = coldest(scores, count)
+        else:
+            forced = np.flatnonzero(protected)
+            more = forced[coldest(scores[forced], count - candidates.size + forced.size)]
+            chosen = np.concatenate([np.flatnonzero(~protected), more])
+        victims: Rows = candidates[chosen]
+        return victims
+
+    def _take_back_lent(self) -> None:
+        self._give_back(self._lent)
+        self._lent = self._lent[:0]
+
+    def _give_back(self, places: Rows) -> None:
+        self._free[self._num_free : self._num_free + places.size] = places
+        self._num_free += places.size

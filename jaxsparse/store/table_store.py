@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All a row store has of one table."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxsparse.embedding import EmbeddingCollection
+from jaxsparse.resident import ResidentTable, most_rows
+from jaxsparse.specs import TableSpec
+from jaxsparse.store.host_rows import HostRows
+from jaxsparse.store.known_rows import KnownRows
+from jaxsparse.store.residency import Residency
+from jaxsparse.store.row_format import num_words
+from jaxsparse.store.ssd import SegmentStore, StoreError
+
+Rows = npt.NDArray[np.int32]
+Codes = npt.NDArray[np.int64]
+
+
+class TableStore:
+    """Keys, places on the devices, and rows on the host of one table."""
+
+    def __init__(self, emb: EmbeddingCollection, spec: TableSpec, direct: bool) -> None:
+        """Starts without a key.
+
+        Raises:
+            StoreError: a folder of ``tiers.ssd`` cannot be used, or has rows of another run.
+        """
+        self.spec = spec
+        self.slab, self.number = emb.layout.find(spec.name)
+        self.slab_index = emb.layout.slabs.index(self.slab)
+        block = self.slab.tables[self.number]
+        resident = block.spec
+        assert isinstance(resident, ResidentTable)
+        shard, row = block.locate(np.arange(resident.vocabulary_size), emb.num_shards)
+        codes: Codes = shard * self.slab.rows_per_shard + row
+        self.code_at = codes[: resident.device_rows]
+        """Code of each place: shard * rows per shard + local row."""
+        default = resident.default_row
+        self.default_code = None if default is None else int(codes[default])
+        """Code of the default row; None where every key has its own."""
+        self.known = KnownRows(spec)
+        self.residency = Residency(spec.name, resident.device_rows)
+        tiers = spec.tiers
+        words = num_words(self.slab)
+        disks = None
+        if tiers is not None and tiers.ssd:
+            disks = _open_disks(spec, list(tiers.ssd), 4 * words, direct)
+        host_rows = None if tiers is None else tiers.host_rows
+        self.host = HostRows(most_rows(spec), words, host_rows, disks)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row with its slots."""
+        return 4 * self.host.ram.num_words
+
+    def stats(self) -> dict[str, Any]:
+        """For people; see `RowStore.stats`."""
+        known, host = self.known, self.host
+        stats: dict[str, Any] = {
+            "size": len(known),
+            **known.totals,
+            "device_rows": self.residency.num_resident,
+            "host_rows": len(host.ram),
+            "ssd_rows": 0,
+            "host_bytes": self.nbytes,
+            **{f"{name}_bytes": count for name, count in host.moved.items()},
+            "index": known.index.implementation,
+        }
+        if host.disks is not None:
+            disks = host.disks.stats()
+            stats |= {"ssd_rows": disks["live_rows"], "ssd": disks}
+        return stats
+
+    @property
+    def nbytes(self) -> int:
+        """Host memory in use."""
+        return self.known.nbytes + self.residency.nbytes + self.host.nbytes + self.code_at.nbytes
+
+
+def _open_disks(
+    spec: TableSpec, folders: list[str | os.PathLike[str]], row_bytes: int, direct: bool
+) -> SegmentStore:
+    name = quote(spec.name, safe="")
+    paths = [Path(folder) / name for folder in folders]
+    disks = SegmentStore(paths, table=spec.name, row_bytes=row_bytes, direct=direct)
+    live = disks.stats()["live_rows"]
+    if live:
+        disks.close()
+        raise StoreError(
+            f"table {spec.name!r}: {paths[0]} holds {live:,} rows of an earlier run, which a new "
+            "store cannot tell from its own; give Tiers(ssd=) empty folders, or delete these"
+        )
+    return disks

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Passes that are trained on: keys get rows, occurrences count, rows are given up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from jaxsparse.data.batch import Batch
+from jaxsparse.embedding import EmbeddingCollection
+from jaxsparse.store.errors import StoreFullError
+from jaxsparse.store.known_rows import NO_ROW, Proposal
+from jaxsparse.store.pass_plan import PassPlan
+from jaxsparse.store.planner import Codes, Gathered, Keys, Looked, Planner, Rows, occurrence_codes
+from jaxsparse.store.residency import Moves
+from jaxsparse.store.table_store import TableStore
+from jaxsparse.store.translate import KeyedBatch, numbers_to_draw
+
+Clock = Callable[[Batch], float]
+
+
+class TrainingPlanner(Planner):
+    """What happens to keys depends on the order of batches, not on how they are grouped."""
+
+    is_training = True
+
+    def __init__(
+        self,
+        emb: EmbeddingCollection,
+        tables: Mapping[str, TableStore],
+        source: Iterator[KeyedBatch],
+        batches_per_pass: int | None,
+        clock: Clock | None,
+        step: int,
+    ) -> None:
+        """Goes on at batch ``step``; ``clock`` tells the time of a batch in seconds."""
+        super().__init__(emb, tables, source, batches_per_pass)
+        self._clock = clock
+        self.step = step
+        self.to_evict: dict[str, list[Keys]] = {name: [] for name in tables}
+        """Keys that are to lose their rows before the next pass is planned."""
+
+    def next(self) -> PassPlan | None:
+        """As `Planner.next`; keys to evict go first."""
+        for name, parts in self.to_evict.items():
+            if parts:
+                self.to_evict[name] = []
+                self.evicted[name].append(give_up_keys(self._tables[name], np.concatenate(parts)))
+        return super().next()
+
+    def _take(self, looked: Looked, is_first: bool) -> bool:
+        time = 0.0 if self._clock is None else float(self._clock(looked.keyed.batch))
+        try:
+            proposals = self._propose(looked, is_first, time)
+        except StoreFullError:
+            if is_first:
+                raise
+            return False  # batches before it are trained first
+        if proposals is None:
+            return False
+        for name, batch in proposals.items():
+            store, gathered = self._tables[name], self._gathered[name]
+            before = gathered.hits
+            # Keys that were not admitted read the default row, which is always there.
+            gathered.hits += int(batch.new_counts[~batch.admitted].sum())
+            gathered.count(batch.distinct, batch.counts, batch.inverse.size)
+            store.known.totals["hits"] += gathered.hits - before
+            distinct, inverse = store.known.commit(batch, self.step, time)
+            store.residency.forget(batch.evicted)
+            self.evicted[name].append(batch.evicted)
+            gathered.add(distinct, inverse)
+        self.step += 1
+        return True
+
+    def _propose(self, looked: Looked, is_first: bool, time: float) -> dict[str, Proposal] | None:
+        """What the batch would do to each table; None where it has to wait for the next pass."""
+        proposals: dict[str, Proposal] = {}
+        for name, store in self._tables.items():
+            keys, rows = looked.keyed.keys[name], self._rows(looked, name)
+            batch = store.known.propose(keys, rows, self.step, time)
+            store.residency.check(batch.num_rows)
+            gathered = self._gathered[name]
+            known = int(gathered.marked(batch.distinct).sum())
+            if not is_first and (
+                gathered.size + batch.num_rows - known > self._limit(name)
+                # A row that an earlier batch of the pass trains is given up after the pass.
+                or gathered.marked(batch.evicted).any()
+            ):
+                return None
+            proposals[name] = batch
+        return proposals
+
+    def _place(self, gathered: Gathered) -> tuple[Moves, list[Codes]]:
+        store = gathered.store
+        needed = gathered.needed()
+        is_made = store.residency.is_made(needed)
+        new = needed[~is_made]
+        numbers = numbers_to_draw(store.spec, store.known.index.keys_of(new))
+        is_next = self._is_next(store.spec.name, len(gathered.batches))
+        hotness = store.known.hotness
+        moves = store.residency.plan(needed[is_made], new, numbers, is_next, hotness)
+        return moves, [
+            occurrence_codes(store, store.residency.places_after(distinct, moves), inverse)
+            for distinct, inverse in gathered.batches
+        ]
+
+
+def give_up_keys(store: TableStore, keys: Keys) -> Rows:
+    """Takes their rows from keys ``[n]``; those without one do not matter.
+
+    Returns:
+        The rows, which may be on the host still.
+    """
+    found = np.unique(store.known.index.find(keys))
+    rows: Rows = found[found != NO_ROW]
+    give_up_rows(store, rows)
+    return rows
+
+
+def give_up_rows(store: TableStore, rows: Rows) -> None:
+    """Distinct rows lose their keys and their places on the devices."""
+    store.known.give_up(rows)
+    store.residency.forget(rows)
