@@ -192,7 +192,7 @@ def abstract_state(trainer):
 def abstract_batch(emb, columns, num_dense=NUM_DENSE, capacity=CAPACITY):
     """A packed batch as shapes with shardings."""
     # Devices that are only compiled for belong to no process: all of them are taken as ours.
-    prepared = prepare_ids(emb.feature_specs, emb._encoders, emb.num_shards, columns)
+    prepared = prepare_ids(emb.feature_specs, emb._encoders, emb.num_shards, columns, {})
     needs = prepared.needs()
     ids = prepared.pack(emb._shapes(capacity)(needs), needs, emb.path)
     samples = ids.padded_samples
