@@ -16,7 +16,7 @@ import numpy.typing as npt
 from jaxsparse.layout import SlabLayout
 from jaxsparse.specs import TableSpec
 from jaxsparse.state import EmbeddingState
-from jaxsparse.store.access import RowAccess
+from jaxsparse.store.access import StoredRows
 from jaxsparse.store.residency import NOWHERE
 from jaxsparse.store.row_format import Words, columns, read_column
 from jaxsparse.store.saved_table import COLUMNS, DEFAULT
@@ -88,7 +88,7 @@ class StoreContents:
     tables: dict[str, TableContents]
 
 
-def table_contents(access: RowAccess, state: EmbeddingState, store: TableStore) -> TableContents:
+def table_contents(access: StoredRows, state: EmbeddingState, store: TableStore) -> TableContents:
     """Looks at a table; nothing may be under way."""
     known = store.known
     store.residency.tidy()

@@ -21,7 +21,7 @@ from jaxsparse.packed_batch import PackedBatch, PreparedBatch, ship_batch
 from jaxsparse.processes import is_shared
 from jaxsparse.specs import is_positive_int
 from jaxsparse.state import EmbeddingState
-from jaxsparse.store.access import RowAccess
+from jaxsparse.store.access import StoredRows
 from jaxsparse.store.contents import StoreContents, table_contents
 from jaxsparse.store.mover import Mover
 from jaxsparse.store.passes import Pass, PassRun
@@ -48,14 +48,14 @@ class RowStore:
     >>> emb = js.EmbeddingCollection([js.FeatureSpec("who", user)], mesh=js.make_mesh())
     >>> state = emb.init(jax.random.key(0))
     >>> store = js.RowStore(emb, state)
-    >>> batches = [js.Batch({"who": np.array([2**63, 7])}, labels=np.zeros(2))]
+    >>> batches = [js.Batch({"who": np.array([2**62, 7])}, labels=np.zeros(2))]
     >>> for p in store.passes(batches):
     ...     state = store.enter(state, p)
     ...     for batch in p:
     ...         acts, res = emb.lookup(state, batch.ids)
     ...         state = emb.update(state, res, acts, step=0)
     >>> store.keys("user").tolist(), store.read(state, "user", [7]).shape
-    ([7, 9223372036854775808], (1, 4))
+    ([7, 4611686018427387904], (1, 4))
     >>> store.close()
     """
 
@@ -96,7 +96,7 @@ class RowStore:
             self._close_tables()
             raise
         self._mover = Mover(emb, self._tables)
-        self._access = RowAccess(emb, np.array(emb_state.init_words), self._tables)
+        self._access = StoredRows(emb, np.array(emb_state.init_words), self._tables)
         self._worker = ThreadPoolExecutor(1, "jaxsparse-rows")
         self._ladders = {True: Ladder(), False: Ladder()}
         self._run: PassRun | None = None
@@ -355,7 +355,7 @@ class RowStore:
         checks.check_state(emb_state, self.emb.layout_fingerprint)
         with self._lock:
             self._check_free("refill")
-            self._access = RowAccess(self.emb, np.array(emb_state.init_words), self._tables)
+            self._access = StoredRows(self.emb, np.array(emb_state.init_words), self._tables)
             for name, table in saved.items():
                 emb_state = refill(self.emb, emb_state, self._tables[name], table)
             if step is not None:
