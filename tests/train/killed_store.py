@@ -31,7 +31,7 @@ POINTS = ("in_arrays", "before_manifest", "before_rename", "after_rename", "ssd_
 
 
 class Deadly:
-    """A dataset that kills the process 0 to 50 ms after batch ``at`` was drawn, ahead of its turn."""
+    """A dataset that kills the process up to 50 ms after batch ``at`` is drawn."""
 
     def __init__(self, at):
         self.data, self.at, self.count = dataset(), at, 0
