@@ -36,7 +36,7 @@ def run_eval(
         trainer = make_trainer(config, emb)
         split = load_final_split(config, emb.features)
     fresh = trainer.init(jax.random.key(config.run.seed))
-    state = restore_state(save, emb, fresh)
+    state = restore_state(save, emb, fresh, trainer.store)
     with config_errors(source):  # such as weights that are all 0
         result = final_metrics(trainer, state, split)
     print_result(result, Path(run_dir), only_json)

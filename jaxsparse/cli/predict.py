@@ -66,7 +66,8 @@ def run_predict(
         emb = make_collection(config)
         trainer = make_trainer(config, emb)
         name, dataset = _data(config, files, split, emb.features)
-        state = restore_state(save, emb, trainer.init(jax.random.key(config.run.seed)))
+        fresh = trainer.init(jax.random.key(config.run.seed))
+        state = restore_state(save, emb, fresh, trainer.store)
         num_rows = write_table(Path(out), _columns(trainer, state, dataset))
     step = int(state.step)
     if not only_json:

@@ -110,6 +110,8 @@ class Planner(abc.ABC):
         self._ahead: deque[Looked] = deque()
         self._gathered = {name: Gathered(store) for name, store in tables.items()}
         self._number = 0
+        self.is_ended = False
+        """Set it for no further pass."""
         self.evicted: dict[str, list[Rows]] = {name: [] for name in tables}
         """Rows that have lost their keys, and may be on the host still; some have new keys."""
 
@@ -119,6 +121,8 @@ class Planner(abc.ABC):
         Raises:
             StoreFullError: a batch needs more than there is; the table is named.
         """
+        if self.is_ended:
+            return None
         for gathered in self._gathered.values():
             gathered.begin()
         keyed: list[KeyedBatch] = []

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -22,10 +23,13 @@ from jaxsparse.processes import is_shared
 from jaxsparse.specs import is_positive_int
 from jaxsparse.state import EmbeddingState
 from jaxsparse.store.access import StoredRows
+from jaxsparse.store.contents import StoreContents, table_contents
 from jaxsparse.store.mover import Mover
 from jaxsparse.store.passes import Pass, PassRun
 from jaxsparse.store.planner import MAX_BATCHES, Planner
 from jaxsparse.store.reading_planner import ReadingPlanner
+from jaxsparse.store.refill import check_room, refill
+from jaxsparse.store.saved_table import SavedTable
 from jaxsparse.store.table_store import TableStore
 from jaxsparse.store.training_planner import TrainingPlanner, give_up_keys, give_up_rows
 from jaxsparse.store.translate import KeyedBatch, key_words, keyed_batch
@@ -57,7 +61,12 @@ class RowStore:
     """
 
     def __init__(
-        self, emb: EmbeddingCollection, emb_state: EmbeddingState, *, direct_io: bool = False
+        self,
+        emb: EmbeddingCollection,
+        emb_state: EmbeddingState,
+        *,
+        direct_io: bool = False,
+        discard_rows: bool = False,
     ) -> None:
         """Starts without keys.
 
@@ -65,6 +74,8 @@ class RowStore:
             emb: the collection.
             emb_state: from its `init`; new rows are drawn from the key it was made with.
             direct_io: read disks past the page cache.
+            discard_rows: delete what an earlier store has left in the folders of a table's
+                ``Tiers(ssd=)``, such as that of a run that was killed; otherwise it is an error.
 
         Raises:
             ValueError: the collection has no table for a store, or the state is not its.
@@ -81,7 +92,7 @@ class RowStore:
         self._tables: dict[str, TableStore] = {}
         try:
             for name, spec in emb.stored_tables.items():
-                self._tables[name] = TableStore(emb, spec, direct_io)
+                self._tables[name] = TableStore(emb, spec, direct_io, discard_rows)
         except BaseException:
             self._close_tables()
             raise
@@ -163,6 +174,16 @@ class RowStore:
                     for name, parts in planner.to_evict.items():
                         for keys in parts:
                             self._evict_now(name, keys)
+
+    def end_passes(self) -> None:
+        """Plans no further pass: `passes` ends behind those that are planned.
+
+        From any thread. The batches behind them are not looked at, though some may have been drawn
+        from the dataset.
+        """
+        run = self._run
+        if run is not None:
+            run.planner.is_ended = True
 
     def _pack(self, train: bool, keyed: KeyedBatch, codes: dict[str, Array]) -> PackedBatch:
         ids = keyed.with_codes(codes, self.emb.feature_specs)
@@ -303,6 +324,64 @@ class RowStore:
             self._settle()
             for store in self._tables.values():
                 store.host.flush()
+
+    @contextlib.contextmanager
+    def still(self) -> Iterator[None]:
+        """Keeps the store as it is: other threads that would change or read it wait.
+
+        Raises:
+            RuntimeError: passes are under way: keys of batches to come have rows already.
+        """
+        self._check_open()
+        with self._lock:
+            self._check_free("save")
+            yield
+
+    def contents(self, emb_state: EmbeddingState) -> StoreContents:
+        """All that the store and the state know of the tables, for a checkpoint.
+
+        Reads no row yet, and changes nothing; valid inside one `still`.
+
+        Raises:
+            RuntimeError: as `still`.
+        """
+        checks.check_state(emb_state, self.emb.layout_fingerprint)
+        with self.still():
+            tables = {
+                name: table_contents(self._access, emb_state, store)
+                for name, store in self._tables.items()
+            }
+            return StoreContents(self._step, tables)
+
+    def check_room(self, saved: Mapping[str, SavedTable]) -> None:
+        """Raises StoreFullError where a saved table is larger than the store's, by name."""
+        for name, table in saved.items():
+            check_room(self._table(name), table)
+
+    def refill(
+        self, emb_state: EmbeddingState, saved: Mapping[str, SavedTable], step: int | None
+    ) -> EmbeddingState:
+        """Takes in tables as they were saved, in the place of what the store has of them.
+
+        Args:
+            emb_state: donated; its ``init_words`` are what new rows are drawn from henceforth.
+            saved: by name; other tables stay.
+            step: batches trained when they were saved; None leaves the store's.
+
+        Raises:
+            StoreFullError: a table is too small; nothing was changed.
+            RuntimeError: passes are under way.
+        """
+        self.check_room(saved)
+        checks.check_state(emb_state, self.emb.layout_fingerprint)
+        with self._lock:
+            self._check_free("refill")
+            self._access = StoredRows(self.emb, np.array(emb_state.init_words), self._tables)
+            for name, table in saved.items():
+                emb_state = refill(self.emb, emb_state, self._tables[name], table)
+            if step is not None:
+                self._step = step
+        return emb_state
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """By table, since the store was made: ``size`` (keys with a row), ``lookups`` and
