@@ -47,6 +47,62 @@ def _spec(path: Path) -> dict[str, Any]:
     }
 
 
+class ArrayWriter:
+    """An array that is written block after block; syncing is left to `publish`."""
+
+    def __init__(self, path: Path, shape: tuple[int, ...], dtype: Any, block: int) -> None:
+        """Makes the array.
+
+        Args:
+            path: of a folder, made here.
+            shape: ``[n, ...]``.
+            dtype: of the array.
+            block: rows of a block.
+
+        Raises:
+            ValueError: from tensorstore, such as a full disk.
+        """
+        metadata = {
+            "shape": shape,
+            "data_type": np.dtype(dtype).name,
+            "chunk_grid": {
+                "name": "regular",
+                "configuration": {"chunk_shape": [block, *shape[1:]]},
+            },
+            # Blocks lie beside the header, not in folders of their own.
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
+            "codecs": [
+                {"name": "bytes", "configuration": {"endian": "little"}},
+                {"name": "crc32c"},
+            ],
+        }
+        context = ts.Context({"file_io_sync": False})
+        spec = {**_spec(path), "metadata": metadata}
+        self._store = ts.open(spec, create=True, context=context).result()
+        self._writes: deque[Any] = deque()
+        self._start = 0
+
+    def write(self, block: Array) -> None:
+        """Writes the next block; it may not change before `finish`.
+
+        Raises:
+            ValueError: from tensorstore; maybe of a block before it.
+        """
+        self._writes.append(self._store[self._start : self._start + len(block)].write(block))
+        self._start += len(block)
+        if len(self._writes) == IN_FLIGHT:
+            self._writes.popleft().result()
+
+    def finish(self) -> None:
+        """Waits for all blocks.
+
+        Raises:
+            ValueError: from tensorstore.
+        """
+        while self._writes:
+            self._writes.popleft().result()
+
+
 def write_array(path: Path, shape: tuple[int, ...], dtype: Any, blocks: Iterable[Array]) -> None:
     """Writes an array, block after block; syncing is left to `publish`.
 
@@ -59,32 +115,10 @@ def write_array(path: Path, shape: tuple[int, ...], dtype: Any, blocks: Iterable
     Raises:
         ValueError: from tensorstore, such as a full disk.
     """
-    size = block_rows(shape[1:], dtype, shape[0])
-    metadata = {
-        "shape": shape,
-        "data_type": np.dtype(dtype).name,
-        "chunk_grid": {
-            "name": "regular",
-            "configuration": {"chunk_shape": [size, *shape[1:]]},
-        },
-        # Blocks lie beside the header, not in folders of their own.
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
-        "codecs": [
-            {"name": "bytes", "configuration": {"endian": "little"}},
-            {"name": "crc32c"},
-        ],
-    }
-    context = ts.Context({"file_io_sync": False})
-    store = ts.open({**_spec(path), "metadata": metadata}, create=True, context=context).result()
-    writes: deque[Any] = deque()
-    start = 0
+    writer = ArrayWriter(path, shape, dtype, block_rows(shape[1:], dtype, shape[0]))
     for block in blocks:
-        writes.append(store[start : start + len(block)].write(block))
-        start += len(block)
-        if len(writes) == IN_FLIGHT:
-            writes.popleft().result()
-    while writes:
-        writes.popleft().result()
+        writer.write(block)
+    writer.finish()
 
 
 class ArrayReader:

@@ -23,6 +23,7 @@ from jaxsparse.ckpt.processes import agree, is_writer
 from jaxsparse.ckpt.saves import OTHERS, Snapshots, link, make_room, write_save
 from jaxsparse.ckpt.tables import Copies
 from jaxsparse.embedding import EmbeddingCollection
+from jaxsparse.store import RowStore
 
 LATEST = "latest"
 """A link to the newest save, for people and scripts."""
@@ -76,7 +77,8 @@ class CheckpointManager:
             mode: whether more or less of ``best`` is better.
             background: copy the state to the host and write it on a thread while training goes
                 on. Needs the state's bytes once more in host memory to the end, and one process. An
-                error is raised by the next save, by `wait` or `close`.
+                error is raised by the next save, by `wait` or `close`. With tables of a `RowStore`
+                training stops until all is written, as without.
             allow_new: what a save lacks (new tables, new parameters) keeps its initial values
                 when a run is taken up; otherwise that is an error.
 
@@ -148,10 +150,12 @@ class CheckpointManager:
         run: Any = None,
         metrics: Mapping[str, Any] | None = None,
         others: Mapping[str, Any] | None = None,
+        store: RowStore | None = None,
     ) -> None:
         """Saves a state under its step, then deletes the saves that are not to be kept.
 
-        All processes call it. With ``background`` it returns when the state has been copied.
+        All processes call it. With ``background`` it returns when the state has been copied; with
+        tables of a row store, whose rows would be the larger part of the copy, when all is written.
 
         Args:
             emb: the collection of ``state.embeddings``.
@@ -159,13 +163,23 @@ class CheckpointManager:
             run: what the run remembers on the host; see `pack_host_state`.
             metrics: of an evaluation of this very state.
             others: further states of the same kind by name.
+            store: the `RowStore` that goes with the state, where tables have Dynamic keys or tiers.
 
         Raises:
             CheckpointError: the folder holds later saves, or this one.
             SaveError: it cannot be written or is not finite (nothing older is touched), or the
                 save before failed in the background.
+            ValueError: there are further states, and tables of a row store: it has the rows of one
+                state alone.
         """
         self.wait()
+        if others and emb.stored_tables:
+            raise ValueError(
+                f"save: further states {sorted(others)} have no rows of {sorted(emb.stored_tables)}"
+                " (Dynamic keys or tiers): the RowStore has those of the state that is trained; "
+                "keep the best save by CheckpointManager(best=)"
+            )
+        background = self.background and not emb.stored_tables
         step = int(state.step)
         self.check_start(step)
         if self.path(step).exists():
@@ -173,12 +187,12 @@ class CheckpointManager:
         host = pack_host_state(run)
         snapshots = {
             name: take_snapshot(
-                emb, one, self._copies.setdefault(name, {}) if self.background else None
+                emb, one, self._copies.setdefault(name, {}) if background else None, store
             )
             for name, one in {"": state, **(others or {})}.items()
         }
         notes = {"step": step, "metrics": _finite_numbers(metrics or {})}
-        if not self.background:
+        if not background:
             self._write(step, snapshots, host, notes)
             return
 
@@ -209,13 +223,21 @@ class CheckpointManager:
 
     close = wait
 
-    def restore(self, emb: EmbeddingCollection, template: Any, step: int | None = None) -> Restored:
+    def restore(
+        self,
+        emb: EmbeddingCollection,
+        template: Any,
+        step: int | None = None,
+        store: RowStore | None = None,
+    ) -> Restored:
         """Loads a save, on any mesh.
 
         Args:
             emb: equal tables on any mesh, in any placement.
             template: a state of the same structure; its tables are donated.
             step: of the save; default the latest.
+            store: the `RowStore` that goes with the template, where tables have Dynamic keys or
+                tiers; what it has of them is replaced.
 
         Raises:
             CheckpointError: there is none, it is damaged, or it does not fit.
@@ -225,7 +247,7 @@ class CheckpointManager:
         if step is None:
             raise CheckpointError(f"{self.folder}: no checkpoint there")
         try:
-            return self._restore(emb, template, step)
+            return self._restore(emb, template, step, store)
         except DamagedError as error:
             older = [other for other in self.steps() if other < step]
             if not older:
@@ -235,7 +257,9 @@ class CheckpointManager:
                 "to go on from there"
             ) from error
 
-    def _restore(self, emb: EmbeddingCollection, template: Any, step: int) -> Restored:
+    def _restore(
+        self, emb: EmbeddingCollection, template: Any, step: int, store: RowStore | None
+    ) -> Restored:
         path = self.path(step)
         manifest = read_manifest(path)
         if manifest.get("step") != step:
@@ -249,7 +273,7 @@ class CheckpointManager:
             others[name] = load_state(
                 path / OTHERS / name, emb, other, allow_new=self.allow_new
             ).state
-        loaded = load_state(path, emb, template, allow_new=self.allow_new)
+        loaded = load_state(path, emb, template, allow_new=self.allow_new, store=store)
         return Restored(loaded.state, step, run, others, loaded.new, loaded.changed)
 
     def _join(self) -> None:

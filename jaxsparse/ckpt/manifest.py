@@ -11,11 +11,18 @@ from typing import Any
 
 from jaxsparse.addressing import ADDRESSING_VERSION
 from jaxsparse.ckpt.errors import CheckpointError, DamagedError
+from jaxsparse.dynamic import TTL, BloomAdmission, Dynamic
 from jaxsparse.hashing import HASH_VERSION, Hashed
 from jaxsparse.specs import FeatureSpec, TableSpec
 
 FORMAT = 3
 MANIFEST = "manifest.json"
+
+STORED = "stored"
+"""Entry of the tables of a row store."""
+
+INIT_WORDS = "init_words"
+"""Leaf: what rows that come later are drawn from."""
 
 Manifest = dict[str, Any]
 
@@ -32,9 +39,11 @@ WAY_NEW = (
 
 def describe_table(spec: TableSpec) -> dict[str, Any]:
     """What a table's rows mean: loading them under another meaning is an error."""
-    keys = "identity"
+    keys, more = "identity", {}
     if isinstance(spec.keys, Hashed):
         keys = f"hashed {HASH_VERSION} {spec.keys.digest:032x}"
+    if isinstance(spec.keys, Dynamic):
+        keys, more = f"dynamic {HASH_VERSION}", _describe_dynamic(spec.keys)
     return {
         "vocabulary_size": spec.vocabulary_size,
         "embedding_dim": spec.embedding_dim,
@@ -42,6 +51,19 @@ def describe_table(spec: TableSpec) -> dict[str, Any]:
         "keys": keys,
         "order": ADDRESSING_VERSION,
         "optimizer": type(spec.optimizer).__name__ if spec.trainable else "frozen",
+        **more,
+    }
+
+
+def _describe_dynamic(keys: Dynamic) -> dict[str, Any]:
+    """What is counted; how many rows there may be, and which go, may change from run to run."""
+    admission, eviction = keys.admission, keys.eviction
+    kind = "all" if admission is None else type(admission).__name__
+    if isinstance(admission, BloomAdmission):
+        kind += f" of {admission.bytes} bytes"
+    return {
+        "admission": kind,
+        "times": isinstance(eviction, TTL) and eviction.seconds is not None,
     }
 
 
@@ -123,7 +145,8 @@ def check_fit(
     Args:
         folder: named in errors.
         saved: the manifest.
-        wanted: its ``tables``, ``features`` and ``leaves`` for the state that is to be loaded.
+        wanted: its ``tables``, ``features`` and ``leaves`` for the state that is to be loaded, and
+            the names of tables whose rows are with a row store.
         allow_new: whether tables, features and leaves may be missing in it.
 
     Returns:
@@ -146,6 +169,7 @@ def check_fit(
                 for field in now
                 if old.get(field) != now[field]
             ]
+    stored = {*saved.get(STORED, {}).get("tables", {}), *wanted[STORED]}
     new_features, wrong_features = _compare_features(saved["features"], wanted["features"])
     new, wrong = new + new_features, wrong + wrong_features
     for name in _names(saved["leaves"], wanted["leaves"]):
@@ -153,6 +177,12 @@ def check_fit(
         if table is not None and not (table in saved["tables"] and table in wanted["tables"]):
             continue  # told of the table already
         before, after = saved["leaves"].get(name), wanted["leaves"].get(name)
+        if name == INIT_WORDS:
+            continue  # only states with tables of a row store have it
+        if table in stored and name.startswith("tables/"):
+            if not is_value_array(name.rpartition("/")[2]):
+                continue  # what it knows of its rows
+            before, after = _of_a_row(before), _of_a_row(after)
         if before is None and table is None:
             new.append(name)
         elif before is None or after is None or before[:2] != after[:2]:
@@ -195,6 +225,26 @@ def _compare_features(
 def leaf_name(table: str, array: str) -> str:
     """Name of an array of a table among the leaves."""
     return f"tables/{table}/{array}"
+
+
+def arrays_of(manifest: Manifest, table: str) -> dict[str, list[Any]]:
+    """``[shape, dtype]`` of a table's arrays by name."""
+    prefix = leaf_name(table, "")
+    return {
+        name.removeprefix(prefix): leaf
+        for name, leaf in manifest["leaves"].items()
+        if name.rpartition("/")[0] + "/" == prefix
+    }
+
+
+def is_value_array(array: str) -> bool:
+    """Whether an array of a table holds the values of its rows."""
+    return array == "rows" or array.startswith("slot.")
+
+
+def _of_a_row(leaf: Any) -> Any:
+    """Shape and dtype of one row: tables of a row store have as many as there are keys."""
+    return None if leaf is None else [leaf[0][1:], leaf[1]]
 
 
 def _table_of(name: str) -> str | None:

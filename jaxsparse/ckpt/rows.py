@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from jaxsparse.addressing import Addressing
+from jaxsparse.ckpt.arrays import open_array
 from jaxsparse.ckpt.blocks import Array, finish_reads
-from jaxsparse.ckpt.checkpoint import open_array
 from jaxsparse.ckpt.errors import CheckpointError
 from jaxsparse.ckpt.manifest import read_manifest
 from jaxsparse.ckpt.row_files import RowFileError

@@ -96,7 +96,7 @@ Copies = dict[tuple[int, str, int], Array]
 def table_arrays(
     emb: EmbeddingCollection, state: EmbeddingState, copies: Copies | None = None
 ) -> list[TableArray]:
-    """All arrays of all tables.
+    """All arrays of all tables but those of a row store.
 
     Args:
         emb: the collection.
@@ -106,6 +106,8 @@ def table_arrays(
     """
     arrays = []
     for index, slab in enumerate(emb.layout.slabs):
+        if slab.is_stored:
+            continue
         for name, array in slab_arrays(state, index).items():
             shards = _shards(emb, slab, array)
             if copies is not None:
@@ -164,6 +166,10 @@ def fill_tables(
     """
     slabs, slots = [], []
     for index, slab in enumerate(emb.layout.slabs):
+        if slab.is_stored:
+            slabs.append(state.slabs[index])
+            slots.append(state.slots[index])
+            continue
         filled = {
             name: _fill(emb, slab, name, array, readers)
             for name, array in slab_arrays(state, index).items()

@@ -35,7 +35,7 @@ NEARLY_FULL = 0.9
 ROWS_AT_A_TIME = 1 << 16
 
 
-class RowAccess:
+class StoredRows:
     """Reads and writes; nothing may be under way meanwhile."""
 
     def __init__(
@@ -69,6 +69,20 @@ class RowAccess:
             words[unknown] = self._initial(store, keys[unknown])
         return words
 
+    def read_rows(self, state: EmbeddingState, store: TableStore, rows: Rows) -> Words:
+        """Words ``[n, W]`` of rows that have keys; those without values yet as new."""
+        is_made = store.residency.is_made(rows)
+        if is_made.all():
+            return self._words_of(state, store, rows)
+        words = np.empty((rows.size, store.host.ram.num_words), np.uint32)
+        words[is_made] = self._words_of(state, store, rows[is_made])
+        words[~is_made] = self._initial(store, store.known.index.keys_of(rows[~is_made]))
+        return words
+
+    def read_default(self, state: EmbeddingState, store: TableStore) -> Words:
+        """Words ``[1, W]`` of the default row, which the table has."""
+        return self._take(state, store, np.array([store.default_code]))
+
     def _words_of(self, state: EmbeddingState, store: TableStore, rows: Rows) -> Words:
         """Words of rows that have values, in any order, repeats allowed."""
         words = np.empty((rows.size, store.host.ram.num_words), np.uint32)
@@ -92,14 +106,9 @@ class RowAccess:
     def _initial(self, store: TableStore, keys: Keys) -> Words:
         """Words of keys as new."""
         words = np.empty((keys.size, store.host.ram.num_words), np.uint32)
-        low, high = words_of(numbers_to_draw(store.spec, keys))
-        for start in range(0, keys.size, ROWS_AT_A_TIME):
-            part = slice(start, start + ROWS_AT_A_TIME)
-            padding = (0, block_size(low[part].size) - low[part].size)
-            table = np.full(low[part].size, store.number, np.int32)
-            arrays = [np.pad(array, padding) for array in (low[part], high[part], table)]
-            drawn = draw_initial(self._emb, store.slab_index, self._init_words, *arrays)
-            write_column(store.slab, words[part], "", np.asarray(drawn)[: low[part].size])
+        numbers = numbers_to_draw(store.spec, keys)
+        drawn = initial_rows(self._emb, self._init_words, store.spec.name, numbers)
+        write_column(store.slab, words, "", drawn)
         slab = store.slab
         slots = slab.optimizer.init_slots(1, slab.dim) if slab.trainable else {}
         for name, slot in slots.items():
@@ -129,24 +138,8 @@ class RowAccess:
         store.host.drop(elsewhere)
         store.host.put(elsewhere, words[~here], known.hotness, known.index.keys_of)
         store.residency.set_made(elsewhere)
-        return self._put(state, store, store.code_at[places[here]], words[here])
-
-    def _put(
-        self, state: EmbeddingState, store: TableStore, codes: Codes, words: Words
-    ) -> EmbeddingState:
-        emb, index = self._emb, store.slab_index
-        slab, slots = state.slabs[index], state.slots[index]
-        cut = cut_of(emb, index)
-        for start in range(0, codes.size, ROWS_AT_A_TIME):
-            part = slice(start, start + ROWS_AT_A_TIME)
-            block = make_block(store.slab, emb.num_shards, [codes[part]])
-            spread = np.zeros((block.rows.size, words.shape[1]), np.uint32)
-            spread[block.places] = words[part]
-            arrays = put_blocks((block.rows, spread), emb.mesh, (cut, cut))
-            slab, slots = put_rows(emb, index, slab, slots, *arrays)
-        slabs = (*state.slabs[:index], slab, *state.slabs[index + 1 :])
-        all_slots = (*state.slots[:index], slots, *state.slots[index + 1 :])
-        return dataclasses.replace(state, slabs=slabs, slots=all_slots)
+        codes = store.code_at[places[here]]
+        return scatter(self._emb, state, store.slab_index, codes, words[here])
 
     def small_rows(self, state: EmbeddingState, store: TableStore) -> Rows:
         """Rows that `L2Norm` gives up, once the table is nearly full."""
@@ -162,3 +155,47 @@ class RowAccess:
             norms = np.linalg.norm(weights.astype(np.float64), axis=1)
             small.append(part[norms < policy.below])
         return np.concatenate([rows[:0], *small])
+
+
+def initial_rows(
+    emb: EmbeddingCollection, init_words: Array, table: str, numbers: Keys
+) -> npt.NDArray[np.float32]:
+    """Rows ``[n, D]`` of a table as new, by the numbers ``[n]`` they are drawn from."""
+    slab, number = emb.layout.find(table)
+    index = emb.layout.slabs.index(slab)
+    low, high = words_of(numbers)
+    values = np.empty((numbers.size, slab.dim), np.float32)
+    for start in range(0, numbers.size, ROWS_AT_A_TIME):
+        part = slice(start, start + ROWS_AT_A_TIME)
+        count = low[part].size
+        padding = (0, block_size(count) - count)
+        of_table = np.full(count, number, np.int32)
+        arrays = [np.pad(array, padding) for array in (low[part], high[part], of_table)]
+        values[part] = np.asarray(draw_initial(emb, index, init_words, *arrays))[:count]
+    return values
+
+
+def scatter(
+    emb: EmbeddingCollection, state: EmbeddingState, index: int, codes: Codes, words: Words
+) -> EmbeddingState:
+    """The state, donated, with rows of a slab overwritten.
+
+    Args:
+        emb: the collection.
+        state: its state.
+        index: of the slab.
+        codes: ``[n]`` distinct, shard * rows per shard + local row.
+        words: ``[n, W]``.
+    """
+    slab, slots = state.slabs[index], state.slots[index]
+    cut = cut_of(emb, index)
+    for start in range(0, codes.size, ROWS_AT_A_TIME):
+        part = slice(start, start + ROWS_AT_A_TIME)
+        block = make_block(emb.layout.slabs[index], emb.num_shards, [codes[part]])
+        spread = np.zeros((block.rows.size, words.shape[1]), np.uint32)
+        spread[block.places] = words[part]
+        arrays = put_blocks((block.rows, spread), emb.mesh, (cut, cut))
+        slab, slots = put_rows(emb, index, slab, slots, *arrays)
+    slabs = (*state.slabs[:index], slab, *state.slabs[index + 1 :])
+    all_slots = (*state.slots[:index], slots, *state.slots[index + 1 :])
+    return dataclasses.replace(state, slabs=slabs, slots=all_slots)

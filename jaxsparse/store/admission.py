@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,9 @@ from jaxsparse.store.index import KeyIndex
 Keys = npt.NDArray[np.uint64]
 Counts = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+
+WAITING_KEYS, WAITING_COUNTS, BLOOM = "waiting.keys", "waiting.counts", "bloom"
+"""Arrays of what is remembered."""
 
 NUM_HASHES = 4
 """Counters of a key in a Bloom filter."""
@@ -49,6 +53,14 @@ class Admitter(Protocol):
         """Remembers what `decide` said of a batch that is going to be trained."""
         ...
 
+    def arrays(self) -> dict[str, Any]:
+        """What it remembers, for `take_in`."""
+        ...
+
+    def take_in(self, arrays: Mapping[str, Any]) -> None:
+        """Starts with what `arrays` returned."""
+        ...
+
 
 class AdmitAll:
     """Every key gets a row."""
@@ -61,6 +73,13 @@ class AdmitAll:
         return np.ones(keys.size, bool)
 
     def book(self, keys: Keys, counts: Counts, admitted: Mask) -> None:
+        """See `Admitter`."""
+
+    def arrays(self) -> dict[str, Any]:
+        """See `Admitter`."""
+        return {}
+
+    def take_in(self, arrays: Mapping[str, Any]) -> None:
         """See `Admitter`."""
 
 
@@ -94,6 +113,18 @@ class AdmitByCount:
         done = done[done >= 0]
         self._counts[done] = 0
         self._index.remove(done)
+
+    def arrays(self) -> dict[str, Any]:
+        """See `Admitter`."""
+        rows = self._index.rows()
+        return {WAITING_KEYS: self._index.keys_of(rows), WAITING_COUNTS: self._counts[rows]}
+
+    def take_in(self, arrays: Mapping[str, Any]) -> None:
+        """See `Admitter`."""
+        self._index = KeyIndex(MAX_CAPACITY)
+        rows = self._index.insert(arrays[WAITING_KEYS])
+        self._counts = grown(np.zeros(0, np.int32), self._index.high_water, 0)
+        self._counts[rows] = arrays[WAITING_COUNTS]
 
     def counts(self, keys: Keys) -> Counts:
         """Occurrences ``[n]`` so far of keys that wait; 0 for others."""
@@ -131,6 +162,14 @@ class AdmitByBloomCount:
         raised = np.minimum(raised, MAX_BLOOM_COUNT).astype(np.uint8)
         np.maximum.at(self._counters, places, raised[None, :])
 
+    def arrays(self) -> dict[str, Any]:
+        """See `Admitter`."""
+        return {BLOOM: self._counters}
+
+    def take_in(self, arrays: Mapping[str, Any]) -> None:
+        """See `Admitter`."""
+        self._counters = np.array(arrays[BLOOM], np.uint8)
+
     def counts(self, keys: Keys) -> Counts:
         """At least the occurrences ``[n]`` of keys so far, up to 255."""
         if not keys.size:
@@ -163,6 +202,13 @@ class AdmitByChance:
         return drawn < -np.expm1(counts * np.log1p(-self._p)) if self._p < 1 else counts > 0
 
     def book(self, keys: Keys, counts: Counts, admitted: Mask) -> None:
+        """See `Admitter`."""
+
+    def arrays(self) -> dict[str, Any]:
+        """See `Admitter`."""
+        return {}
+
+    def take_in(self, arrays: Mapping[str, Any]) -> None:
         """See `Admitter`."""
 
 

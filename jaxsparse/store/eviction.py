@@ -37,6 +37,20 @@ class Counters:
         if self.time is not None:
             self.time = grown(self.time, num_rows, 0)
 
+    def take_in(
+        self,
+        rows: Rows,
+        num_rows: int,
+        counts: npt.NDArray[np.int32],
+        last: npt.NDArray[np.int32],
+        times: npt.NDArray[np.float64] | None,
+    ) -> None:
+        """Starts with what was known of ``rows`` ``[n]``, all below ``num_rows``."""
+        self.grow(num_rows)
+        self.count[rows], self.last[rows] = counts, last
+        if self.time is not None and times is not None:
+            self.time[rows] = times
+
     def add(self, rows: Rows, counts: npt.NDArray[np.int64], step: int, time: float) -> None:
         """Counts a batch: distinct rows and their occurrences."""
         self.count[rows] += counts.astype(np.int32)

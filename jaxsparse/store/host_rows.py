@@ -128,6 +128,21 @@ class HostRows:
             self._location[rows[found]] = NOWHERE
             self.disks.release(locations[found])
 
+    def in_order(self, rows: Rows) -> Rows:
+        """Distinct ``rows`` in the order in which they lie here; those that are not, last."""
+        self.ram.holds(rows)
+        slots = self.ram.slot[rows].astype(np.int64)
+        locations = self._locations(rows)
+        tier = np.where(slots != NOWHERE, 0, np.where(locations != NOWHERE, 1, 2))
+        in_ram = tier == 0
+        order: Rows = rows[np.lexsort((np.where(in_ram, slots, locations), tier))]
+        return order
+
+    def clear(self) -> None:
+        """No row is here any more."""
+        on_disk = np.flatnonzero(self._location != NOWHERE).astype(np.int32)
+        self.drop(np.concatenate([self.ram.rows(), on_disk]))
+
     def tidy(self) -> None:
         """Rewrites segments of which little is left, once there is much garbage."""
         if self.disks is None:

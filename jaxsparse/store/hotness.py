@@ -36,6 +36,17 @@ class Hotness:
         """Memory of the counts."""
         return self._scores.nbytes
 
+    @property
+    def weight(self) -> float:
+        """Weight of a new occurrence; goes with the scores."""
+        return self._weight
+
+    def take_in(self, rows: Rows, scores: npt.NDArray[np.float32], weight: float) -> None:
+        """Starts with the scores ``[n]`` of rows."""
+        self._weight = weight
+        self._scores = np.zeros(int(rows.max(initial=-1)) + 1, np.float32)
+        self._scores[rows] = scores
+
     def add(self, rows: Rows, counts: npt.NDArray[np.int64]) -> None:
         """Counts a batch: distinct rows ``[n]`` and their occurrences."""
         if rows.size:

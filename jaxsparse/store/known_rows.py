@@ -20,6 +20,7 @@ from jaxsparse.store.errors import StoreFullError
 from jaxsparse.store.eviction import Counters, expired, first_to_go
 from jaxsparse.store.hotness import Hotness
 from jaxsparse.store.index import KeyIndex, RowMarks, distinct_rows
+from jaxsparse.store.saved_table import SavedTable
 
 Keys = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int32]
@@ -94,6 +95,35 @@ class KnownRows:
         """Memory of index and counters."""
         parts = self.index, self.hotness, self.counters, self.admitter
         return sum(int(part.nbytes) for part in parts)
+
+    def take_in(self, saved: SavedTable, numbers: Rows) -> None:
+        """Starts with what was known of a table when it was saved.
+
+        Args:
+            saved: the table; what it lacks starts from nothing.
+            numbers: ``[n]`` its rows.
+        """
+        keys, free = saved.column("keys"), saved.extra("free")
+        assert keys is not None
+        free = np.zeros(0, np.int32) if free is None else free
+        by_number = np.zeros(numbers.size + free.size, np.uint64)
+        by_number[numbers] = keys
+        self.index = KeyIndex.from_arrays(self.capacity, {"keys": by_number, "free": free})
+        nothing = np.zeros(numbers.size, np.int32)
+        counts, last, scores = (saved.column(name) for name in ("counts", "last", "hotness"))
+        self.counters.take_in(
+            numbers,
+            by_number.size,
+            nothing if counts is None else counts,
+            nothing if last is None else last,
+            saved.column("times") if self.needs_times else None,
+        )
+        weight = saved.facts.get("hotness_weight", 1.0)
+        cold = np.zeros(numbers.size, np.float32)
+        self.hotness.take_in(numbers, cold if scores is None else scores, weight)
+        arrays = {name: saved.extra(name) for name in self.admitter.arrays()}
+        if all(array is not None for array in arrays.values()):
+            self.admitter.take_in(arrays)
 
     def propose(self, keys: Keys, rows: Rows, step: int, time: float) -> Proposal:
         """What a batch would do.

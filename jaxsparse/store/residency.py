@@ -90,6 +90,20 @@ class Residency:
         self._is_made = grown(self._is_made, int(rows.max(initial=-1)) + 1, False)
         self._is_made[rows] = True
 
+    def tidy(self) -> None:
+        """Free places are taken in order again: as in a store that was restored."""
+        self._take_back_lent()
+        self._free[: self._num_free] = np.sort(self._free[: self._num_free])[::-1]
+
+    def take_in(self, rows: Rows, places: Rows) -> None:
+        """Starts with rows that have values, at ``places`` or NOWHERE ``[n]``."""
+        self.set_made(rows)
+        here = places != NOWHERE
+        self._settle(rows[here], places[here])
+        free = np.flatnonzero(self.row_at == EMPTY)[::-1]
+        self._num_free = free.size
+        self._free[: free.size] = free
+
     def forget(self, rows: Rows) -> None:
         """Rows were given up: their places are free at once, what lies there is nobody's."""
         places = self.places(rows)

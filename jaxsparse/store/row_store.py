@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -21,11 +21,14 @@ from jaxsparse.packed_batch import PackedBatch, PreparedBatch, ship_batch
 from jaxsparse.processes import is_shared
 from jaxsparse.specs import is_positive_int
 from jaxsparse.state import EmbeddingState
-from jaxsparse.store.access import RowAccess
+from jaxsparse.store.access import StoredRows
+from jaxsparse.store.contents import StoreContents, table_contents
 from jaxsparse.store.mover import Mover
 from jaxsparse.store.passes import Pass, PassRun
 from jaxsparse.store.planner import MAX_BATCHES, Planner
 from jaxsparse.store.reading_planner import ReadingPlanner
+from jaxsparse.store.refill import check_room, refill
+from jaxsparse.store.saved_table import SavedTable
 from jaxsparse.store.table_store import TableStore
 from jaxsparse.store.training_planner import TrainingPlanner, give_up_keys, give_up_rows
 from jaxsparse.store.translate import KeyedBatch, key_words, keyed_batch
@@ -57,7 +60,12 @@ class RowStore:
     """
 
     def __init__(
-        self, emb: EmbeddingCollection, emb_state: EmbeddingState, *, direct_io: bool = False
+        self,
+        emb: EmbeddingCollection,
+        emb_state: EmbeddingState,
+        *,
+        direct_io: bool = False,
+        discard_rows: bool = False,
     ) -> None:
         """Starts without keys.
 
@@ -65,6 +73,8 @@ class RowStore:
             emb: the collection.
             emb_state: from its `init`; new rows are drawn from the key it was made with.
             direct_io: read disks past the page cache.
+            discard_rows: delete what an earlier store has left in the folders of a table's
+                ``Tiers(ssd=)``, such as that of a run that was killed; otherwise it is an error.
 
         Raises:
             ValueError: the collection has no table for a store, or the state is not its.
@@ -81,12 +91,12 @@ class RowStore:
         self._tables: dict[str, TableStore] = {}
         try:
             for name, spec in emb.stored_tables.items():
-                self._tables[name] = TableStore(emb, spec, direct_io)
+                self._tables[name] = TableStore(emb, spec, direct_io, discard_rows)
         except BaseException:
             self._close_tables()
             raise
         self._mover = Mover(emb, self._tables)
-        self._access = RowAccess(emb, np.array(emb_state.init_words), self._tables)
+        self._access = StoredRows(emb, np.array(emb_state.init_words), self._tables)
         self._worker = ThreadPoolExecutor(1, "jaxsparse-rows")
         self._ladders = {True: Ladder(), False: Ladder()}
         self._run: PassRun | None = None
@@ -303,6 +313,54 @@ class RowStore:
             self._settle()
             for store in self._tables.values():
                 store.host.flush()
+
+    def contents(self, emb_state: EmbeddingState) -> StoreContents:
+        """All that the store and the state know of the tables, for a checkpoint.
+
+        Reads no row yet, and changes nothing; valid until the store or the state changes.
+
+        Raises:
+            RuntimeError: passes are under way: keys of batches to come have rows already.
+        """
+        self._check_open()
+        checks.check_state(emb_state, self.emb.layout_fingerprint)
+        with self._lock:
+            self._check_free("contents")
+            tables = {
+                name: table_contents(self._access, emb_state, store)
+                for name, store in self._tables.items()
+            }
+            return StoreContents(self._step, tables)
+
+    def check_room(self, saved: Mapping[str, SavedTable]) -> None:
+        """Raises StoreFullError where a saved table is larger than the store's, by name."""
+        for name, table in saved.items():
+            check_room(self._table(name), table)
+
+    def refill(
+        self, emb_state: EmbeddingState, saved: Mapping[str, SavedTable], step: int | None
+    ) -> EmbeddingState:
+        """Takes in tables as they were saved, in the place of what the store has of them.
+
+        Args:
+            emb_state: donated; its ``init_words`` are what new rows are drawn from henceforth.
+            saved: by name; other tables stay.
+            step: batches trained when they were saved; None leaves the store's.
+
+        Raises:
+            StoreFullError: a table is too small; nothing was changed.
+            RuntimeError: passes are under way.
+        """
+        self.check_room(saved)
+        checks.check_state(emb_state, self.emb.layout_fingerprint)
+        with self._lock:
+            self._check_free("refill")
+            self._access = StoredRows(self.emb, np.array(emb_state.init_words), self._tables)
+            for name, table in saved.items():
+                emb_state = refill(self.emb, emb_state, self._tables[name], table)
+            if step is not None:
+                self._step = step
+        return emb_state
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """By table, since the store was made: ``size`` (keys with a row), ``lookups`` and

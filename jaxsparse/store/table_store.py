@@ -27,8 +27,10 @@ Codes = npt.NDArray[np.int64]
 class TableStore:
     """Keys, places on the devices, and rows on the host of one table."""
 
-    def __init__(self, emb: EmbeddingCollection, spec: TableSpec, direct: bool) -> None:
-        """Starts without a key.
+    def __init__(
+        self, emb: EmbeddingCollection, spec: TableSpec, direct: bool, discard: bool = False
+    ) -> None:
+        """Starts without a key; see `RowStore` for the arguments.
 
         Raises:
             StoreError: a folder of ``tiers.ssd`` cannot be used, or has rows of another run.
@@ -52,7 +54,7 @@ class TableStore:
         words = num_words(self.slab)
         disks = None
         if tiers is not None and tiers.ssd:
-            disks = _open_disks(spec, list(tiers.ssd), 4 * words, direct)
+            disks = _open_disks(spec, list(tiers.ssd), 4 * words, direct, discard)
         host_rows = None if tiers is None else tiers.host_rows
         self.host = HostRows(most_rows(spec), words, host_rows, disks)
 
@@ -86,16 +88,23 @@ class TableStore:
 
 
 def _open_disks(
-    spec: TableSpec, folders: list[str | os.PathLike[str]], row_bytes: int, direct: bool
+    spec: TableSpec,
+    folders: list[str | os.PathLike[str]],
+    row_bytes: int,
+    direct: bool,
+    discard: bool,
 ) -> SegmentStore:
     name = quote(spec.name, safe="")
     paths = [Path(folder) / name for folder in folders]
     disks = SegmentStore(paths, table=spec.name, row_bytes=row_bytes, direct=direct)
     live = disks.stats()["live_rows"]
-    if live:
+    if live and discard:
+        disks.clear()
+    elif live:
         disks.close()
         raise StoreError(
             f"table {spec.name!r}: {paths[0]} holds {live:,} rows of an earlier run, which a new "
-            "store cannot tell from its own; give Tiers(ssd=) empty folders, or delete these"
+            "store cannot tell from its own; give Tiers(ssd=) empty folders, delete these, or let "
+            "RowStore(discard_rows=True) do so"
         )
     return disks

@@ -269,6 +269,13 @@ class SegmentStore:
         self._counts.add(compactions=1, compacted_rows=len(sources))
         return sources[kept], locations_of(new)[kept]
 
+    def clear(self) -> None:
+        """Releases all rows and removes their segments."""
+        for segment in self._segments.all():
+            self._segments.release(segment.locations(segment.live_rows()))
+        self.flush()
+        self.compact(0.0)
+
     def entries(self) -> tuple[Uint64s, Int64s]:
         """Keys ``[n]`` uint64 and locations ``[n]`` int64 of all rows that were not released.
 
