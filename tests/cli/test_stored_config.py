@@ -19,11 +19,12 @@ kind = "synthetic"
 [table_defaults]
 vocabulary_size = 30_000
 [tables.user]
-keys = { kind = "dynamic", capacity = 1000, admission = { kind = "count", min_count = 2 } }
 tiers = { device_rows = 100, host_rows = 200, ssd = ["disk", "/other"] }
-[tables.user.keys.eviction]
-kind = "ttl"
-steps = 9
+[tables.user.keys]
+kind = "dynamic"
+capacity = 1000
+admission = { kind = "count", min_count = 2 }
+eviction = { kind = "ttl", steps = 9 }
 [tables.item]
 tiers = { device_rows = 50 }
 """
