@@ -8,6 +8,7 @@ batches are grouped: a table has the same keys under any set-up of tiers.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -228,3 +229,23 @@ class KnownRows:
         self.hotness.forget(rows)
         self.epoch += 1
         self.totals["evictions"] += rows.size
+
+
+def rates(counts: Mapping[str, int]) -> dict[str, float]:
+    """What counts of a table say, as shares.
+
+    Of occurrences those whose row was on the devices, those that brought a new row, and those for
+    which one was given up; of keys without a row, counted once a batch, those that got one.
+
+    >>> counts = {"lookups": 8, "hits": 6, "inserts": 1, "evictions": 0, "admissions_refused": 1}
+    >>> list(rates(counts).values())
+    [0.75, 0.125, 0.5, 0.0]
+    """
+    lookups = max(counts["lookups"], 1)
+    asked = max(counts["inserts"] + counts["admissions_refused"], 1)
+    return {
+        "hit_rate": counts["hits"] / lookups,
+        "insert_rate": counts["inserts"] / lookups,
+        "admission_rate": counts["inserts"] / asked,
+        "eviction_rate": counts["evictions"] / lookups,
+    }

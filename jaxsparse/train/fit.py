@@ -64,6 +64,7 @@ class FitLoop:
     checkpoint: CheckpointManager | None = None
     profile: ProfileSteps | None = None
     store: RowStore | None = None
+    batches_per_pass: int | None = None
 
     def __post_init__(self) -> None:
         """Starts at the state's step."""
@@ -183,7 +184,8 @@ class FitLoop:
         def needed() -> int | None:
             return None if steps is None else steps - self.done
 
-        for item in stored_batches(self.store, iter(feed), needed, self._enter):
+        batches = iter(feed)
+        for item in stored_batches(self.store, batches, needed, self._enter, self.batches_per_pass):
             self.lockstep.stop_agreed = self.lockstep.stop_requested
             yield item
 
