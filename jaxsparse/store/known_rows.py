@@ -81,6 +81,7 @@ class KnownRows:
             "lookups": 0,
             "hits": 0,
         }
+        self._told = dict(self.totals)
 
     @property
     def needs_times(self) -> bool:
@@ -96,6 +97,11 @@ class KnownRows:
         """Memory of index and counters."""
         parts = self.index, self.hotness, self.counters, self.admitter
         return sum(int(part.nbytes) for part in parts)
+
+    def counted(self) -> dict[str, int]:
+        """What came to `totals` since the last call."""
+        before, self._told = self._told, dict(self.totals)
+        return {what: count - before[what] for what, count in self.totals.items()}
 
     def take_in(self, saved: SavedTable, numbers: Rows) -> None:
         """Starts with what was known of a table when it was saved.

@@ -114,7 +114,8 @@ class Planner(abc.ABC):
         self._number = 0
         self.clock = TierClock()
         """Tells how long ``data`` were waited for."""
-        self._counted = {name: dict(store.known.totals) for name, store in tables.items()}
+        self.is_ended = False
+        """Set it for no further pass."""
         self.evicted: dict[str, list[Rows]] = {name: [] for name in tables}
         """Rows that have lost their keys, and may be on the host still; some have new keys."""
 
@@ -124,6 +125,8 @@ class Planner(abc.ABC):
         Raises:
             StoreFullError: a batch needs more than there is; the table is named.
         """
+        if self.is_ended:
+            return None
         for gathered in self._gathered.values():
             gathered.begin()
         keyed: list[KeyedBatch] = []
@@ -239,8 +242,7 @@ class Planner(abc.ABC):
     def _counts(self, name: str) -> dict[str, int]:
         """Keys with a row, and how often what happened to a table since the pass before."""
         known = self._tables[name].known
-        before, self._counted[name] = self._counted[name], dict(known.totals)
-        more = {what: count - before[what] for what, count in known.totals.items()}
+        more = known.counted() if self.is_training else dict.fromkeys(known.totals, 0)
         return {"size": len(known), **more}
 
 

@@ -174,6 +174,16 @@ class RowStore:
                         for keys in parts:
                             self._evict_now(name, keys)
 
+    def end_passes(self) -> None:
+        """Plans no further pass: `passes` ends behind those that are planned.
+
+        From any thread. The batches behind them are not looked at, though some may have been drawn
+        from the dataset.
+        """
+        run = self._run
+        if run is not None:
+            run.planner.is_ended = True
+
     def _pack(self, train: bool, keyed: KeyedBatch, codes: dict[str, Array]) -> PackedBatch:
         ids = keyed.with_codes(codes, self.emb.feature_specs)
         prepared = self.emb.prepare_addressed(keyed.batch.features, ids)

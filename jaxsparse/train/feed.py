@@ -161,6 +161,12 @@ class Ahead(Generic[T]):
             raise self._error
         return self._next.popleft() if self._next else next(self._items, None)
 
+    def close(self) -> None:
+        """Ends the iterator, where that can be."""
+        close = getattr(self._items, "close", None)
+        if close is not None:
+            close()
+
     def has_more(self) -> bool:
         """Whether there is a next item, which is made to see that. An error counts as one."""
         if not self._next and self._error is None:

@@ -7,7 +7,8 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,7 +17,6 @@ import numpy as np
 from jaxsparse.ckpt import CheckpointManager, Restored
 from jaxsparse.data.batch import Batch
 from jaxsparse.embedding import EmbeddingCollection
-from jaxsparse.packed_batch import PackedBatch
 from jaxsparse.processes import gather, is_shared, maximum
 from jaxsparse.state import EmbeddingState
 from jaxsparse.store import RowStore
@@ -35,7 +35,7 @@ from jaxsparse.train.run_state import (
 )
 from jaxsparse.train.state import TrainState, device_bytes
 from jaxsparse.train.step import StepProgram, train_step
-from jaxsparse.train.stored import stored_batches, summarise
+from jaxsparse.train.stored import Item, StoredBatches, summarise
 
 REMEMBERED = ("epoch", "pass_ended", "evaluated_at", "eval_metrics", "stopped")
 """Fields of the loop that are saved as they are."""
@@ -99,6 +99,10 @@ class FitLoop:
         for name in REMEMBERED:
             setattr(self, name, run[name])
         restore_window(self.window, run["windows"], self.emb.mesh)
+        if self.store is not None and "passes" in run:
+            self.passes = run["passes"]["facts"]
+            before = run["passes"]["bytes"]
+            self.moved = {n: count - before.get(n, 0) for n, count in self.moved.items()}
         self.position = my_position(run["positions"], self.emb.mesh)
         restore_dataset(dataset, self.position)
         if not self.pass_ended:
@@ -149,8 +153,7 @@ class FitLoop:
             lock=self.data_lock,
         )
         self.resumed_at, self.pass_ended = START, False
-        with contextlib.closing(feed), contextlib.closing(self._items(feed, steps)) as items:
-            ahead = Ahead(items)
+        with contextlib.closing(feed), contextlib.closing(self._ahead(feed, steps)) as ahead:
             while (item := self._take(ahead)) is not None:
                 batch, device_batch = item
                 # The step before runs while this batch is taken; only now is it waited for.
@@ -169,25 +172,33 @@ class FitLoop:
             if self.profile is not None:
                 self.profile.at(self.done)
             # Only a save has to know, and to fetch one batch more may take its time.
-            if item is None or (self.checkpoint is not None and not self._has_more(ahead)):
+            ended = item is None and not self.lockstep.stop_agreed
+            if ended or (self.checkpoint is not None and not self._has_more(ahead)):
                 self.pass_ended = True
                 self._book(feed, None)
 
-    def _items(
-        self, feed: Feed, steps: int | None
-    ) -> Generator[tuple[Batch, PackedBatch], None, None]:
+    def _ahead(self, feed: Feed, steps: int | None) -> Ahead[Item] | StoredBatches:
         """Batches and what was shipped, their rows on the devices."""
         if self.store is None:
-            yield from self.lockstep.batches(iter(feed))
-            return
+            return Ahead(self.lockstep.batches(iter(feed)))
+        until = partial(self._until_cut, steps)
+        return StoredBatches(
+            self.store, iter(feed), until, self._enter, self._stops, self.batches_per_pass
+        )
 
-        def needed() -> int | None:
-            return None if steps is None else steps - self.done
+    def _until_cut(self, steps: int | None) -> int | None:
+        """Steps until the run may be saved or end; None if that is not known."""
+        every = [] if self.checkpoint is None else [self.checkpoint.every]
+        saves_best = self.checkpoint is not None and self.checkpoint.best is not None
+        if self.eval_every is not None and (self.callbacks or saves_best):
+            every.append(self.eval_every)
+        if self.callbacks:
+            every.append(self.log_every)
+        left = [] if steps is None else [steps - self.done]
+        return min([*left, *(n - self.done % n for n in every)], default=None)
 
-        batches = iter(feed)
-        for item in stored_batches(self.store, batches, needed, self._enter, self.batches_per_pass):
-            self.lockstep.stop_agreed = self.lockstep.stop_requested
-            yield item
+    def _stops(self) -> bool:
+        return self.lockstep.stop_requested
 
     def _enter(
         self, change: Callable[[EmbeddingState], EmbeddingState], facts: dict[str, Any]
@@ -196,7 +207,7 @@ class FitLoop:
         self.state = dataclasses.replace(self.state, embeddings=change(self.state.embeddings))
         self.passes.append(facts)
 
-    def _at_due_step(self, ahead: Ahead[tuple[Batch, PackedBatch]], steps: int | None) -> None:
+    def _at_due_step(self, ahead: Ahead[Item] | StoredBatches, steps: int | None) -> None:
         """Rows, evaluations and saves after a step; a save at the end of a pass waits for it."""
         self._finish_pending()
         if self._reached(steps) or (self.done and self.done % self.log_every == 0):
@@ -213,12 +224,15 @@ class FitLoop:
         every += [self.checkpoint.every] if self.checkpoint else []
         return self._reached(steps) or any(self.done % n == 0 for n in every)
 
-    def _take(self, ahead: Ahead[tuple[Batch, PackedBatch]]) -> tuple[Batch, PackedBatch] | None:
+    def _take(self, ahead: Ahead[Item] | StoredBatches) -> Item | None:
         """The next batch and what was shipped."""
         with self._waiting():
-            return ahead.take()
+            item = ahead.take()
+        if isinstance(ahead, StoredBatches):
+            self.lockstep.stop_agreed = ahead.is_stopped
+        return item
 
-    def _has_more(self, ahead: Ahead[tuple[Batch, PackedBatch]]) -> bool:
+    def _has_more(self, ahead: Ahead[Item] | StoredBatches) -> bool:
         with self._waiting():
             return ahead.has_more()
 
@@ -281,10 +295,14 @@ class FitLoop:
             row["skipped_rows"] = dict(bad_rows.counts.most_common())
         self.window = Window()
         if self.store is not None:
-            now, before = self.store.bytes_moved(), self.moved
-            row |= summarise(self.passes, {name: now[name] - before[name] for name in now})
-            self.passes, self.moved = [], now
+            row |= summarise(self.passes, self._bytes_moved())
+            self.passes, self.moved = [], self.store.bytes_moved()
         self._tell("log", row)
+
+    def _bytes_moved(self) -> dict[str, int]:
+        """By tier and direction since the last row of the history."""
+        now = {} if self.store is None else self.store.bytes_moved()
+        return {name: count - self.moved.get(name, 0) for name, count in now.items()}
 
     def _evaluate(self) -> None:
         if self.eval_dataset is None or self.evaluated_at == self.done:
@@ -313,7 +331,11 @@ class FitLoop:
             "callbacks": callbacks,
         }
         metrics = self.eval_metrics if self.evaluated_at == self.done else None
-        self.checkpoint.save(self.emb, self.state, run=run, metrics=metrics, others=others)
+        if self.store is not None:
+            run["passes"] = {"facts": self.passes, "bytes": self._bytes_moved()}
+        self.checkpoint.save(
+            self.emb, self.state, run=run, metrics=metrics, others=others, store=self.store
+        )
         self.saved_at = self.done
         self.last_end = time.perf_counter()
         self.window.save_ms += (self.last_end - start) * 1e3

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 from jaxsparse.data.batch import Batch
@@ -24,39 +24,113 @@ WAITS = ("plan", "data", "row", "device", "ram", "ssd")
 
 ROWS = ("device_rows", "host_rows", "ssd_rows")
 
+Item = tuple[Batch, PackedBatch]
+
 Enter = Callable[[Callable[[EmbeddingState], EmbeddingState], dict[str, Any]], None]
 
 
-def stored_batches(
-    store: RowStore,
-    batches: Iterator[Batch],
-    needed: Callable[[], int | None],
-    enter: Enter,
-    batches_per_pass: int | None = None,
-) -> Iterator[tuple[Batch, PackedBatch]]:
+class StoredBatches:
     """The batches of a pass over the data, each once its rows are on the devices.
 
-    Args:
-        store: of the rows.
-        batches: as they are to be trained.
-        needed: how many the run still needs, if known: no key of a batch behind them is looked at.
-        enter: called between passes of the store, with what is to happen to the tables, and the
-            facts of the pass.
-        batches_per_pass: as in `RowStore.passes`.
+    They are taken in parts. Keys of a batch behind a part are not looked at before it is trained:
+    there store and state are of one step, and the run can be saved or end.
     """
-    while True:
-        wanted, count = needed(), 0
-        some = itertools.islice(batches, wanted)
-        with contextlib.closing(  # type: ignore[type-var]
-            store.passes(some, batches_per_pass=batches_per_pass)
-        ) as passes:
+
+    def __init__(
+        self,
+        store: RowStore,
+        batches: Iterator[Batch],
+        until: Callable[[], int | None],
+        enter: Enter,
+        stops: Callable[[], bool],
+        batches_per_pass: int | None,
+    ) -> None:
+        """Takes nothing yet.
+
+        Args:
+            store: of the rows.
+            batches: as they are to be trained.
+            until: asked where a part begins: how many batches it has at most, None for all.
+            enter: called between passes of the store, with what is to happen to the tables, and
+                the facts of the pass.
+            stops: asked at every batch, whether the run is to end as soon as it can: with the
+                passes that are planned.
+            batches_per_pass: as in `RowStore.passes`.
+        """
+        self._store, self._batches = store, batches
+        self._until, self._enter, self._stops = until, enter, stops
+        self._most = batches_per_pass
+        self._part: Generator[Item, None, None] | None = None
+        self._left: int | None = None
+        self._drawn: list[Batch] = []
+        self._num_drawn = self._num_taken = 0
+        self._held: list[Item] = []
+        self.is_stopped = False
+        """Whether it ended because the run is to."""
+
+    def take(self) -> Item | None:
+        """The next batch and what was shipped; None at the end."""
+        item = self._held.pop() if self._held else self._next()
+        self._num_taken += item is not None
+        return item
+
+    def has_more(self) -> bool:
+        """Whether there is a next one. Behind a part that is seen without looking at its keys."""
+        if self._held:
+            return True
+        if self._left == 0 or self.is_stopped:
+            self.close()
+        if self._part is None:
+            return self._num_drawn > self._num_taken or self._peek()
+        item = self._next()
+        self._held += [] if item is None else [item]
+        return item is not None
+
+    def close(self) -> None:
+        """Ends the part: nothing is under way in the store."""
+        part, self._part = self._part, None
+        if part is not None:
+            part.close()
+
+    def _next(self) -> Item | None:
+        while not self.is_stopped:
+            if self._part is None:
+                if not self._peek():
+                    return None
+                self._part = self._one_part()
+            if self._stops():
+                self._store.end_passes()
+            item = next(self._part, None)
+            if item is not None:
+                return item
+            self.close()
+            self.is_stopped = self._stops()
+        return None
+
+    def _one_part(self) -> Generator[Item, None, None]:
+        self._left = self._until()
+        batches = itertools.islice(self._draw(), self._left)
+        run = self._store.passes(batches, batches_per_pass=self._most)
+        with contextlib.closing(run) as passes:  # type: ignore[type-var]
             for p in passes:
-                enter(lambda tables, p=p: store.enter(tables, p), p.facts)  # type: ignore[misc]
+                self._enter(lambda tables, p=p: self._store.enter(tables, p), p.facts)  # type: ignore[misc]
                 for item in p.with_batches():
-                    count += 1
+                    if self._left is not None:
+                        self._left -= 1
                     yield item
-        if wanted is None or count < wanted:
-            return
+
+    def _draw(self) -> Iterator[Batch]:
+        """On a thread of the store's."""
+        while self._peek():
+            self._num_drawn += 1
+            yield self._drawn.pop()
+
+    def _peek(self) -> bool:
+        """Whether there is another batch."""
+        if not self._drawn:
+            batch = next(self._batches, None)
+            self._drawn += [] if batch is None else [batch]
+        return bool(self._drawn)
 
 
 def one_batch(store: RowStore, state: TrainState, batch: Batch) -> tuple[TrainState, PackedBatch]:

@@ -26,7 +26,7 @@ from jaxsparse.packed_batch import PackedBatch
 from jaxsparse.processes import gather, is_shared, maximum, replicate
 from jaxsparse.store import RowReader, RowStore
 from jaxsparse.train.batches import Dataset, OnBadSample, admit
-from jaxsparse.train.callbacks import Callback
+from jaxsparse.train.callbacks import Callback, KeepBest
 from jaxsparse.train.evaluation import Admit, Outcomes, Totals, forward, forward_stored
 from jaxsparse.train.feed import check_prefetch
 from jaxsparse.train.fit import FitLoop
@@ -125,7 +125,7 @@ class Trainer:
         if self.emb.stored_tables:
             if self.store is not None:
                 self.store.close()
-            self.store = RowStore(self.emb, tables)
+            self.store = RowStore(self.emb, tables, discard_rows=True)
             self._reader = RowReader(self.store)
         return TrainState(step, params, model_state, opt_state, tables, rng)
 
@@ -290,13 +290,14 @@ class Trainer:
         if state is None:
             state = self.init(jax.random.key(seed))
         store = self._its_store()
-        if store is not None and checkpoint is not None:
+        if store is not None and any(isinstance(callback, KeepBest) for callback in callbacks):
             raise ValueError(
-                "fit: checkpoint= cannot hold tables with Dynamic keys or tiers; train without it"
+                "fit: KeepBest cannot keep a state whose tables have Dynamic keys or tiers: the "
+                "RowStore has the rows of the last state alone; use CheckpointManager(best=)"
             )
         restored = None
         if checkpoint is not None and save_step is not None:
-            restored = checkpoint.restore(self.emb, state, save_step)
+            restored = checkpoint.restore(self.emb, state, save_step, store)
             state = restored.state
         old_rows: dict[str, Any] | None = None
         if checkpoint is not None and resume != "never":

@@ -185,7 +185,7 @@ def test_evaluation_changes_nothing():
     trainer.store.close()
 
 
-def test_what_a_trainer_without_its_store_refuses(tmp_path):
+def test_what_a_trainer_without_its_store_refuses():
     trainer = trainer_of(None)
     state = trainer_of(None).init(jax.random.key(0))
     for call in (
@@ -196,9 +196,8 @@ def test_what_a_trainer_without_its_store_refuses(tmp_path):
         with pytest.raises(ValueError, match="this trainer has no RowStore: start from its own"):
             call()
     state = trainer.init(jax.random.key(0))
-    with pytest.raises(ValueError, match="fit: checkpoint= cannot hold tables with Dynamic keys"):
-        manager = js.CheckpointManager(tmp_path / "run", every=5)
-        trainer.fit(dataset(), steps=1, state=state, checkpoint=manager, progress=False)
+    with pytest.raises(ValueError, match="fit: KeepBest cannot keep a state whose tables have Dyn"):
+        trainer.fit(dataset(), steps=1, state=state, callbacks=[js.KeepBest()], progress=False)
     too_large = dataclasses.replace(next(iter(dataset())), features={"item": np.arange(4)})
     with pytest.raises(ValueError, match=r"missing \['user'\]"):
         trainer.step(state, too_large)
