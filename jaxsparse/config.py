@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import difflib
 import math
 import tomllib
 import types
@@ -23,6 +22,20 @@ from typing import Annotated, Any, Literal, TypeVar, Union
 
 import numpy as np
 
+from jaxsparse.config_types import (
+    OneOf,
+    chosen_by,
+    describe,
+    is_list,
+    kind_meant,
+    kind_of_toml,
+    listed,
+    meant,
+    one_of,
+)
+
+__all__ = ["ConfigError", "OneOf", "one_of", "override", "parse", "read_toml", "to_table"]
+
 T = TypeVar("T")
 Table = dict[str, Any]
 
@@ -32,38 +45,6 @@ _TOO_MUCH = (ValueError, RecursionError)
 
 class ConfigError(ValueError):
     """A configuration that cannot be used; the text says where and why."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class OneOf:
-    """Classes a table's ``kind`` chooses from."""
-
-    classes: Mapping[str, type[Any]]
-    """By value of ``kind``."""
-
-    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Types of fields in TOML where they are not what the classes declare."""
-
-    def holds(self, value: object) -> bool:
-        """Whether the value is of one of the classes."""
-        return type(value) in self.classes.values()
-
-    def hints_of(self, cls: Any) -> dict[str, Any]:
-        """Types of the fields of a class."""
-        return {**typing.get_type_hints(cls, include_extras=True), **self.fields}
-
-    def with_fields(self, **fields: Any) -> OneOf:
-        """The same with other types for some fields, whatever the class."""
-        return dataclasses.replace(self, fields=fields)
-
-    def kind_of(self, value: object) -> str:
-        """The ``kind`` that makes values of this class."""
-        return next(kind for kind, cls in self.classes.items() if type(value) is cls)
-
-
-def one_of(**classes: type[Any]) -> OneOf:
-    """Marks a field, by ``Annotated``, whose table has a key ``kind``."""
-    return OneOf(classes)
 
 
 def read_toml(path: str | Path) -> Table:
@@ -155,14 +136,14 @@ class _Where:
         return ConfigError(f"{self.source}: {name}: {text}" if name else f"{self.source}: {text}")
 
     def expected(self, what: str, got: object, hint: str = "") -> ConfigError:
-        return self.error(f"expected {what}, got {got!r} ({_kind_of_toml(got)}){hint}")
+        return self.error(f"expected {what}, got {got!r} ({kind_of_toml(got)}){hint}")
 
 
 def _value(hint: Any, value: Any, where: _Where) -> Any:
     """A value of the type ``hint``."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        chosen = _one_of(hint)
+        chosen = chosen_by(hint)
         return _chosen(chosen, value, where) if chosen else _value(args[0], value, where)
     if hint is Any:
         return value
@@ -170,26 +151,19 @@ def _value(hint: Any, value: Any, where: _Where) -> Any:
         return _union(args, value, where)
     if origin is Literal:
         if value not in args:
-            raise where.error(
-                f"expected one of {_listed(args)}{_meant(value, args)}, got {value!r}"
-            )
+            raise where.error(f"expected one of {listed(args)}{meant(value, args)}, got {value!r}")
         return value
-    if origin is tuple:
+    if is_list(origin):
         if not isinstance(value, list):
-            raise where.expected(_describe(hint), value)
+            raise where.expected(describe(hint), value)
         return tuple(_value(args[0], item, where / i) for i, item in enumerate(value))
     if origin is dict:
         if not isinstance(value, Mapping):
-            raise where.expected(_describe(hint), value)
+            raise where.expected(describe(hint), value)
         return {key: _value(args[1], item, where / key) for key, item in value.items()}
     if dataclasses.is_dataclass(hint):
         return _dataclass(hint, value, where)
     return _scalar(hint, value, where)
-
-
-def _one_of(hint: Any) -> OneOf | None:
-    notes = typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
-    return next((note for note in notes if isinstance(note, OneOf)), None)
 
 
 def _scalar(hint: Any, value: Any, where: _Where) -> Any:
@@ -197,7 +171,7 @@ def _scalar(hint: Any, value: Any, where: _Where) -> Any:
         return float(value)
     # bool is an int in Python, but 1 is not true in TOML.
     if type(value) is not hint:
-        raise where.expected(_describe(hint), value)
+        raise where.expected(describe(hint), value)
     if hint is float and not math.isfinite(value):
         raise where.expected("a finite number", value)
     return value
@@ -205,8 +179,8 @@ def _scalar(hint: Any, value: Any, where: _Where) -> Any:
 
 def _union(args: Sequence[Any], value: Any, where: _Where) -> Any:
     """The alternative that takes the value; callables cannot be written in TOML."""
-    options = [a for a in args if a is not type(None) and _describe(a)]
-    tables = [a for a in options if _describe(a) == "a table"]
+    options = [a for a in args if a is not type(None) and describe(a)]
+    tables = [a for a in options if describe(a) == "a table"]
     if isinstance(value, Mapping) and len(tables) == 1:
         options = tables  # its own error says more than "expected a string or a table"
     if len(options) == 1:
@@ -218,17 +192,17 @@ def _union(args: Sequence[Any], value: Any, where: _Where) -> Any:
             return _value(option, value, where)
         except ConfigError:
             pass
-    table = next((chosen for option in options if (chosen := _one_of(option))), None)
-    hint = _kind_meant(table, value) if table else ""
-    raise where.expected(" or ".join(map(_describe, options)), value, hint)
+    table = next((chosen for option in options if (chosen := chosen_by(option))), None)
+    hint = kind_meant(table, value) if table else ""
+    raise where.expected(" or ".join(map(describe, options)), value, hint)
 
 
 def _chosen(chosen: OneOf, value: Any, where: _Where) -> Any:
     if not isinstance(value, Mapping):
-        raise where.expected("a table with a key 'kind'", value, _kind_meant(chosen, value))
+        raise where.expected("a table with a key 'kind'", value, kind_meant(chosen, value))
     rest = dict(value)
     if "kind" not in rest:
-        raise where.error(f"needs a key 'kind', one of {_listed(chosen.classes)}")
+        raise where.error(f"needs a key 'kind', one of {listed(chosen.classes)}")
     kind = _value(Literal[tuple(chosen.classes)], rest.pop("kind"), where / "kind")
     cls = chosen.classes[kind]
     return _dataclass(cls, rest, where, chosen.hints_of(cls))
@@ -241,12 +215,12 @@ def _dataclass(cls: Any, value: Any, where: _Where, hints: Mapping[str, Any] | N
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
     for key in value:
         if key not in fields:
-            near = _meant(key, fields)
-            raise (where / key).error(f"unknown key{near}; known: {_listed(fields)}")
+            near = meant(key, fields)
+            raise (where / key).error(f"unknown key{near}; known: {listed(fields)}")
     for name, field in fields.items():
         no_default = field.default is field.default_factory is dataclasses.MISSING
         if no_default and name not in value:
-            raise (where / name).error(f"is missing, expected {_describe(hints[name])}")
+            raise (where / name).error(f"is missing, expected {describe(hints[name])}")
     given = {key: _value(hints[key], item, where / key) for key, item in value.items()}
     try:
         return cls(**given)
@@ -274,10 +248,10 @@ def _plain(hint: Any, value: Any) -> Any:
         return value.decode()
     if typing.get_origin(hint) in (Union, types.UnionType):
         options = typing.get_args(hint)
-        held = (option for option in options if (c := _one_of(option)) and c.holds(value))
+        held = (option for option in options if (c := chosen_by(option)) and c.holds(value))
         # Of others only X | None holds anything that needs its declaration.
         hint = next(held, options[0])
-    args, chosen = typing.get_args(hint), _one_of(hint)
+    args, chosen = typing.get_args(hint), chosen_by(hint)
     if chosen is not None:
         return {"kind": chosen.kind_of(value), **_table(value, chosen.hints_of(type(value)))}
     if typing.get_origin(hint) is Annotated:
@@ -287,48 +261,3 @@ def _plain(hint: Any, value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(args[1], item) for key, item in value.items()}
     return to_table(value) if dataclasses.is_dataclass(value) else value
-
-
-_DESCRIPTIONS: dict[Any, str] = {
-    str: "a string",
-    int: "an integer",
-    float: "a number",
-    bool: "true or false",
-}
-
-
-def _describe(hint: Any) -> str:
-    """A type in words; empty for what TOML cannot hold."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if hint in _DESCRIPTIONS:
-        return _DESCRIPTIONS[hint]
-    if origin is Annotated or origin is dict or dataclasses.is_dataclass(hint):
-        return "a table"
-    if origin is tuple:
-        return f"a list, each item {_describe(args[0])}"
-    if origin is Literal:
-        return f"one of {_listed(args)}"
-    if origin in (Union, types.UnionType):
-        return " or ".join(filter(None, map(_describe, args)))
-    return ""
-
-
-def _kind_of_toml(value: object) -> str:
-    if isinstance(value, bool):
-        return "a boolean"
-    names = {str: "a string", int: "an integer", float: "a number", list: "a list", dict: "a table"}
-    return names.get(type(value), type(value).__name__)
-
-
-def _listed(names: Iterable[object]) -> str:
-    return ", ".join(map(str, names)) or "none"
-
-
-def _kind_meant(chosen: OneOf, value: object) -> str:
-    near = difflib.get_close_matches(str(value), chosen.classes, 1)
-    return f'; write {{ kind = "{near[0]}" }}' if near else ""
-
-
-def _meant(name: object, known: Iterable[object]) -> str:
-    near = difflib.get_close_matches(str(name), list(map(str, known)), 1, cutoff=0.6)
-    return f", did you mean {near[0]!r}?" if near else ""

@@ -291,12 +291,14 @@ def load_state(
     )
 
 
-def state_leaves(emb: EmbeddingCollection, state: Any) -> dict[str, Any]:
+def state_leaves(
+    emb: EmbeddingCollection, state: Any, store: RowStore | None = None
+) -> dict[str, Any]:
     """Every leaf as a numpy array by name, tables without padding: equal on every mesh.
 
-    The whole state is copied to the host.
+    The whole state is copied to the host, but for the tables of ``store``: it has them by key.
     """
-    snapshot = take_snapshot(emb, state)
+    snapshot = take_snapshot(emb, state, store=store)
     tables = {
         leaf_name(array.block.spec.name, array.name): np.array(array.read(0, array.shape[0]))
         for array in snapshot.tables

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxsparse.ckpt import state_leaves
-from jaxsparse.cli.resolve import config_errors, make_collection, make_trainer, resolve
+from jaxsparse.cli.resolve import config_errors, make_features, resolve
+from jaxsparse.cli.row_disks import open_trainer
 from jaxsparse.cli.run_config import RunConfig, load_config
 from jaxsparse.cli.splits import check_files, load_split
 from jaxsparse.cli.tell import tell
@@ -23,6 +24,7 @@ from jaxsparse.data import Batch
 from jaxsparse.distributed import check_collectives
 from jaxsparse.mesh import make_mesh
 from jaxsparse.plan_text import counted
+from jaxsparse.train import Trainer, TrainState
 from jaxsparse.train.report import json_safe
 
 STEPS = 10
@@ -57,26 +59,43 @@ def run_check(
                 "check compares one device with several and only one is there; "
                 "--devices 4 forces four CPU devices"
             )
-        embs = [make_collection(config, 1), make_collection(config)]
-        train = load_split(config, "train", embs[0].features)
+        train = load_split(config, "train", make_features(config))
         assert train is not None, "every kind of data has a train split"
     batches = list(itertools.islice(train.dataset, STEPS))
     steps = counted(len(batches), "step")
     tell(f"{steps} of {config.train.batch_size} on 1 device and on {count} devices")
-    start, alone = _train(config, embs[0], batches)
-    _, together = _train(config, embs[1], batches)
+    with config_errors(source):
+        start, alone = _train(config, 1, batches)
+        _, together = _train(config, None, batches)
     differences = compare(start, alone, together)
     return report(differences, tolerance, count, only_json=only_json)
 
 
-def _train(config: RunConfig, emb: Any, batches: Sequence[Batch]) -> tuple[Leaves, Leaves]:
+def _train(
+    config: RunConfig, num_devices: int | None, batches: Sequence[Batch]
+) -> tuple[Leaves, Leaves]:
     """Leaves of the state before and after the batches."""
-    trainer = make_trainer(config, emb)
-    state = trainer.init(jax.random.key(config.run.seed))
-    start = state_leaves(emb, state)
-    for batch in batches:
-        state, _ = trainer.step(state, batch)
-    return start, state_leaves(emb, state)
+    with open_trainer(config, num_devices) as trainer:
+        state = trainer.init(jax.random.key(config.run.seed))
+        for batch in batches:
+            state, _ = trainer.step(state, batch)
+        store = trainer.store
+        keys = {} if store is None else {n: store.keys(n) for n in trainer.emb.stored_tables}
+        end = _leaves(trainer, state, keys)
+        # Only now is it known which rows of a row store to look at.
+        return _leaves(trainer, trainer.init(jax.random.key(config.run.seed)), keys), end
+
+
+def _leaves(trainer: Trainer, state: TrainState, keys: Mapping[str, npt.NDArray[Any]]) -> Leaves:
+    """All leaves; tables of a row store by their keys."""
+    tables, store = state.embeddings, trainer.store
+    leaves: Leaves = state_leaves(trainer.emb, state, store)
+    for name, some in keys.items():
+        assert store is not None
+        leaves[f"tables/{name}/rows"] = store.read(tables, name, some)
+        for slot, values in store.read_slots(tables, name, some).items():
+            leaves[f"tables/{name}/slot.{slot}"] = values
+    return leaves
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 
 from jaxsparse.ckpt import restore_state
-from jaxsparse.cli.resolve import config_errors, make_collection, make_trainer, resolve
+from jaxsparse.cli.resolve import config_errors, resolve
+from jaxsparse.cli.row_disks import open_trainer
 from jaxsparse.cli.run_config import load_config
 from jaxsparse.cli.run_folder import check_dense, choose_checkpoint, find_config
 from jaxsparse.cli.splits import load_final_split
@@ -32,12 +34,13 @@ def run_eval(
     with config_errors(source):
         config = resolve(config, source)
         check_dense(config, Path(run_dir))
-        emb = make_collection(config)
-        trainer = make_trainer(config, emb)
-        split = load_final_split(config, emb.features)
-    fresh = trainer.init(jax.random.key(config.run.seed))
-    state = restore_state(save, emb, fresh, trainer.store)
-    with config_errors(source):  # such as weights that are all 0
-        result = final_metrics(trainer, state, split)
+    with contextlib.ExitStack() as stack:
+        with config_errors(source):
+            trainer = stack.enter_context(open_trainer(config))
+            split = load_final_split(config, trainer.emb.features)
+        fresh = trainer.init(jax.random.key(config.run.seed))
+        state = restore_state(save, trainer.emb, fresh, trainer.store)
+        with config_errors(source):  # such as weights that are all 0
+            result = final_metrics(trainer, state, split)
     print_result(result, Path(run_dir), only_json)
     return 0

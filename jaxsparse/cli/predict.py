@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxsparse.ckpt import restore_state
-from jaxsparse.cli.resolve import config_errors, make_collection, make_trainer, resolve
+from jaxsparse.cli.resolve import config_errors, resolve
+from jaxsparse.cli.row_disks import open_trainer
 from jaxsparse.cli.run_config import RunConfig, SyntheticData, load_config
 from jaxsparse.cli.run_folder import check_dense, choose_checkpoint, find_config
 from jaxsparse.cli.splits import SplitName, limited, load_split
@@ -63,13 +64,12 @@ def run_predict(
         config = resolve(config, source)
         check_dense(config, folder)
         _check_out(out, config, files)
-        emb = make_collection(config)
-        trainer = make_trainer(config, emb)
-        name, dataset = _data(config, files, split, emb.features)
-        fresh = trainer.init(jax.random.key(config.run.seed))
-        state = restore_state(save, emb, fresh, trainer.store)
-        num_rows = write_table(Path(out), _columns(trainer, state, dataset))
-    step = int(state.step)
+        with open_trainer(config) as trainer:
+            name, dataset = _data(config, files, split, trainer.emb.features)
+            fresh = trainer.init(jax.random.key(config.run.seed))
+            state = restore_state(save, trainer.emb, fresh, trainer.store)
+            num_rows = write_table(Path(out), _columns(trainer, state, dataset))
+            step = int(state.step)
     if not only_json:
         tell(f"{num_rows:,} predictions of {name} by step {step:,} are in {out}")
     print_json({"step": step, "rows": num_rows, "out": out}, folder)

@@ -18,6 +18,7 @@ from jaxsparse.cli.run_config import MeshSection, RunConfig
 from jaxsparse.cli.table_config import FeatureSection, TableSection
 from jaxsparse.config import ConfigError
 from jaxsparse.data import ColumnFiles, CriteoFiles, DataError, SplitFiles
+from jaxsparse.dynamic import TTL, Dynamic
 from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.hashing import Identity
 from jaxsparse.initializers import uniform
@@ -51,7 +52,7 @@ def config_errors(source: str) -> Iterator[None]:
 
 
 def resolve(config: RunConfig, source: str) -> RunConfig:
-    """The same run with every table and feature written out and the data's folder absolute.
+    """The same run with every table and feature written out and all folders absolute.
 
     Raises:
         ConfigError: a section names no feature or table there is, or a table lacks its rows.
@@ -80,7 +81,7 @@ def resolve(config: RunConfig, source: str) -> RunConfig:
         data=data,
         table_defaults=TableSection(),
         tables={
-            name: _with_rows(config, features, name, section, source)
+            name: _with_absolute_disks(_with_rows(config, features, name, section, source))
             for name, section in tables.items()
         },
         feature_defaults=FeatureSection(),
@@ -186,6 +187,16 @@ def _with_rows(
     source: str,
 ) -> TableSection:
     """A table with its rows; those of the synthetic log are as long as their fields need."""
+    if isinstance(section.keys, Dynamic):
+        eviction = section.keys.eviction
+        if isinstance(eviction, TTL) and eviction.seconds is not None:
+            raise ConfigError(
+                f"{source}: tables.{name}.keys.eviction: a run does not know the time of its data; "
+                "give TTL steps, or train in Python with RowStore.passes(time=)"
+            )
+        own = config.tables.get(name, TableSection())
+        # A default is for other tables; one that is set here is refused by the specs.
+        return dataclasses.replace(section, vocabulary_size=own.vocabulary_size)
     if section.vocabulary_size is not None:
         return section
     if isinstance(config.data, SplitFiles):
@@ -195,3 +206,12 @@ def _with_rows(
     sizes = {field.name: field.vocabulary_size for field in config.data.config.fields}
     rows = max(sizes[feature] for feature, f in features.items() if f.table == name)
     return dataclasses.replace(section, vocabulary_size=rows)
+
+
+def _with_absolute_disks(section: TableSection) -> TableSection:
+    """A table whose folders on disks do not depend on where a command is started."""
+    tiers = section.tiers
+    if tiers is None:
+        return section
+    disks = [str(Path(folder).absolute()) for folder in tiers.ssd]
+    return dataclasses.replace(section, tiers=dataclasses.replace(tiers, ssd=disks))

@@ -120,6 +120,10 @@ class TrainSection:
     """What happens to samples with a label, weight or dense value that is not finite: ``error``,
     ``drop`` the samples or ``skip`` the batch."""
 
+    batches_per_pass: int | None = None
+    """Batches whose rows are brought to the devices together, for tables with dynamic keys or
+    tiers; default as many as fit well, at most 16."""
+
     keep_best: bool = False
     """Keep the state with the best AUC on ``valid``, not the last one."""
 
@@ -129,7 +133,7 @@ class TrainSection:
     def __post_init__(self) -> None:
         """Validates the fields."""
         names = ("batch_size", "eval_batch_size", "epochs", "steps", "log_every", "eval_every")
-        _at_least(self, 1, *names, "patience")
+        _at_least(self, 1, *names, "batches_per_pass", "patience")
         if self.patience is not None and not self.keep_best:
             raise ValueError("patience needs keep_best = true")
 

@@ -8,10 +8,21 @@ from typing import Annotated, Any, Literal
 
 from jaxsparse.cli.schedules import Rate
 from jaxsparse.config import one_of
+from jaxsparse.dynamic import (
+    LFU,
+    LRU,
+    TTL,
+    BloomAdmission,
+    CountAdmission,
+    Dynamic,
+    L2Norm,
+    ProbabilityAdmission,
+)
 from jaxsparse.hashing import Hashed, Identity
 from jaxsparse.initializers import constant, normal, uniform
 from jaxsparse.optimizers import SGD, Adagrad, Adam, Ftrl, RowwiseAdagrad
 from jaxsparse.specs import Placement, Truncate
+from jaxsparse.tiers import Tiers
 
 SparseRule = Annotated[
     Any,
@@ -19,7 +30,17 @@ SparseRule = Annotated[
         sgd=SGD, adagrad=Adagrad, rowwise_adagrad=RowwiseAdagrad, adam=Adam, ftrl=Ftrl
     ).with_fields(learning_rate=Rate),
 ]
-Keys = Annotated[Any, one_of(identity=Identity, hashed=Hashed)]
+AdmissionRule = Annotated[
+    Any,
+    one_of(count=CountAdmission, probability=ProbabilityAdmission, bloom=BloomAdmission),
+]
+EvictionRule = Annotated[Any, one_of(lru=LRU, lfu=LFU, ttl=TTL, l2_norm=L2Norm)]
+Keys = Annotated[
+    Any,
+    one_of(identity=Identity, hashed=Hashed, dynamic=Dynamic).with_fields(
+        admission=AdmissionRule | None, eviction=EvictionRule | None
+    ),
+]
 Init = Annotated[Any, one_of(uniform=uniform, normal=normal, constant=constant)]
 
 
@@ -31,7 +52,7 @@ class TableSection:
     """
 
     vocabulary_size: int | None = None
-    """Rows. The synthetic log's own tables know theirs."""
+    """Rows. The synthetic log's own tables know theirs, tables of dynamic keys have none."""
 
     embedding_dim: int | None = None
     """Width of a row; default 16."""
@@ -53,6 +74,10 @@ class TableSection:
 
     trainable: bool | None = None
     """Default true."""
+
+    tiers: Tiers | None = None
+    """How many rows lie on the devices and in memory, and folders of disks for the others, in
+    which a run makes a folder of its own; default all on the devices."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

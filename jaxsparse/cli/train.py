@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxsparse.ckpt import CheckpointError, CheckpointManager
-from jaxsparse.cli.resolve import config_errors, make_collection, make_trainer, resolve
+from jaxsparse.cli.resolve import config_errors, resolve
+from jaxsparse.cli.row_disks import open_trainer
 from jaxsparse.cli.run_config import RunConfig, load_config
 from jaxsparse.cli.run_folder import (
     METRICS,
@@ -32,7 +36,14 @@ from jaxsparse.cli.tell import (
 )
 from jaxsparse.config import ConfigError
 from jaxsparse.distributed import is_first
-from jaxsparse.train import FitResult, KeepBest, ProfileSteps, Trainer, TrainState
+from jaxsparse.train import (
+    BestEvaluation,
+    FitResult,
+    KeepBest,
+    ProfileSteps,
+    Trainer,
+    TrainState,
+)
 from jaxsparse.train.run_state import Resume
 
 
@@ -59,24 +70,51 @@ def run_train(
         if is_first():  # the others would see what it makes
             check_run_folder(config, run_dir, resume)
         check_files(config)
-        emb = make_collection(config)
-        tell(emb.summary())
-        trainer = make_trainer(config, emb)
-        train, valid, final = _load(config, emb.features)
-    folder, old_config = share_run_folder(config, run_dir, emb.mesh, resume)
-    manager = make_manager(folder, config, allow_new=allow_new)
-    if old_config is not None and manager.latest() is None:
-        tell(f"{folder}: has no save to go on from, starts at step 0")
-    trace = (
-        None if profiled is None or not is_first() else ProfileSteps(*profiled, folder / PROFILE)
-    )
+    with contextlib.ExitStack() as stack:
+        with config_errors(source):
+            trainer = stack.enter_context(open_trainer(config))
+            tell(trainer.emb.summary())
+            splits = _load(config, trainer.emb.features)
+        folder, old_config = share_run_folder(config, run_dir, trainer.emb.mesh, resume)
+        manager = make_manager(folder, config, allow_new=allow_new)
+        if old_config is not None and manager.latest() is None:
+            tell(f"{folder}: has no save to go on from, starts at step 0")
+        trace = None
+        if profiled is not None and is_first():
+            trace = ProfileSteps(*profiled, folder / PROFILE)
+        run_in = _RunFolder(config, source, folder, manager, old_config)
+        return _train(run_in, trainer, splits, trace, only_json=only_json)
+
+
+@dataclasses.dataclass(frozen=True)
+class _RunFolder:
+    """A run, and where it is kept."""
+
+    config: RunConfig
+    source: str
+    folder: Path
+    manager: CheckpointManager
+    old_config: str | None
+    """Text of the configuration that the folder had."""
+
+
+def _train(
+    run: _RunFolder,
+    trainer: Trainer,
+    splits: _Splits,
+    trace: ProfileSteps | None,
+    *,
+    only_json: bool,
+) -> int:
+    train, valid, final = splits
+    config, folder, manager = run.config, run.folder, run.manager
     try:
         # A batch that the tables or the exchange cannot take is bad input too.
-        with config_errors(source):
+        with config_errors(run.source):
             state, fit = _fit(config, trainer, train, valid, folder, manager, trace)
     except CheckpointError:
         if is_first():
-            restore_config(folder, old_config)
+            restore_config(folder, run.old_config)
         raise
     except KeyboardInterrupt:
         latest = manager.latest()
@@ -93,7 +131,7 @@ def run_train(
         tell(f"interrupted and saved at step {step:,}; go on with --resume must")
         print_json({"step": step, "interrupted": True}, folder)
         return 0
-    with config_errors(source):  # such as weights that are all 0
+    with config_errors(run.source):  # such as weights that are all 0
         result = final_metrics(trainer, state, final)
     result["samples_per_s"] = fit.samples_per_s
     result["input_wait"] = fit.input_wait
@@ -104,7 +142,10 @@ def run_train(
     return 0
 
 
-def _load(config: RunConfig, features: Any) -> tuple[Split, Split | None, Split]:
+_Splits = tuple[Split, Split | None, Split]
+
+
+def _load(config: RunConfig, features: Any) -> _Splits:
     train = load_split(config, "train", features)
     assert train is not None, "every kind of data has a train split"
     valid = load_split(config, "valid", features)
@@ -126,7 +167,11 @@ def _fit(
 ) -> tuple[TrainState, FitResult]:
     """The state to judge, and what `Trainer.fit` returned."""
     section = config.train
-    best = KeepBest("auc", patience=section.patience) if section.keep_best else None
+    best: BestEvaluation | None = None
+    if section.keep_best:
+        # A row store has the rows of one state: the best one is that of a save then.
+        kind = BestEvaluation if trainer.emb.stored_tables else KeepBest
+        best = kind("auc", patience=section.patience)
     result = trainer.fit(
         train.dataset,
         steps=section.steps,
@@ -140,11 +185,15 @@ def _fit(
         metrics_path=folder / METRICS,
         events_folder=folder,
         profile=trace,
+        batches_per_pass=section.batches_per_pass,
     )
-    if best is None or best.state is None or result.interrupted:
+    if best is None or math.isnan(best.value) or result.interrupted:
         return result.state, result
     tell(f"best on valid: AUC {best.value:.4f} at step {best.step:,}")
-    return best.state, result
+    if isinstance(best, KeepBest):
+        assert best.state is not None, "there was an evaluation"
+        return best.state, result
+    return manager.restore(trainer.emb, result.state, best.step, trainer.store).state, result
 
 
 def _draw(fit: FitResult, folder: Path, **more: Any) -> None:

@@ -12,6 +12,7 @@ from jaxsparse.store.growing import grown
 from jaxsparse.store.hotness import Hotness, coldest
 from jaxsparse.store.ram import RamRows
 from jaxsparse.store.ssd import NoSpaceError, SegmentStore
+from jaxsparse.store.tier_clock import TierClock
 
 Rows = npt.NDArray[np.int32]
 Words = npt.NDArray[np.uint32]
@@ -49,6 +50,8 @@ class HostRows:
         self._location = np.zeros(0, np.int64)
         self.moved = {"ram_read": 0, "ram_written": 0, "ssd_read": 0, "ssd_written": 0}
         """Bytes by tier and direction."""
+        self.clock = TierClock()
+        """Of the thread that reads and puts, by ``ram`` and ``ssd``."""
 
     @property
     def nbytes(self) -> int:
@@ -73,13 +76,14 @@ class HostRows:
         on_disk = np.flatnonzero(self.on_disk(rows))
         self.moved["ram_read"] += (rows.size - on_disk.size) * self._row_bytes
         if not on_disk.size:
-            return self.ram.read(rows)
+            return self._from_ram(rows)
         assert self.disks is not None
         coming = self.disks.read_ahead(self._location[rows[on_disk]])
         words = np.empty((rows.size, self.ram.num_words), np.uint32)
         in_ram = np.setdiff1d(np.arange(rows.size), on_disk, assume_unique=True)
-        words[in_ram] = self.ram.read(rows[in_ram])
-        words[on_disk] = coming.result().view(np.uint32)
+        words[in_ram] = self._from_ram(rows[in_ram])
+        with self.clock.busy("ssd"):
+            words[on_disk] = coming.result().view(np.uint32)
         self.moved["ssd_read"] += on_disk.size * self._row_bytes
         return words
 
@@ -115,7 +119,7 @@ class HostRows:
             self._keep(rows, words)
             raise
         self._keep(rows[stays], words[stays])
-        self._append(from_ram, keys_of(from_ram), self.ram.read(from_ram))
+        self._append(from_ram, keys_of(from_ram), self._from_ram(from_ram))
         self.ram.drop(from_ram)
 
     def drop(self, rows: Rows) -> None:
@@ -147,10 +151,11 @@ class HostRows:
         """Rewrites segments of which little is left, once there is much garbage."""
         if self.disks is None:
             return
-        stats = self.disks.stats()
-        if stats["garbage_rows"] <= MAX_GARBAGE * (stats["garbage_rows"] + stats["live_rows"]):
+        live, garbage = self.disks.rows()
+        if garbage <= MAX_GARBAGE * (garbage + live):
             return
-        old, new = self.disks.compact(MAX_GARBAGE)
+        with self.clock.busy("ssd"):
+            old, new = self.disks.compact(MAX_GARBAGE)
         order = np.argsort(old)
         rows = np.flatnonzero(self._location != NOWHERE)
         at = np.searchsorted(old, self._location[rows], sorter=order)
@@ -174,8 +179,13 @@ class HostRows:
         self._location = grown(self._location, int(rows.max(initial=-1)) + 1, NOWHERE)
         return self._location[rows]
 
+    def _from_ram(self, rows: Rows) -> Words:
+        with self.clock.busy("ram"):
+            return self.ram.read(rows)
+
     def _keep(self, rows: Rows, words: Words) -> None:
-        self.ram.write(rows, words)
+        with self.clock.busy("ram"):
+            self.ram.write(rows, words)
         self.moved["ram_written"] += rows.size * self._row_bytes
 
     def _append(self, rows: Rows, keys: Keys, words: Words) -> None:
@@ -184,5 +194,6 @@ class HostRows:
         assert self.disks is not None
         block = np.ascontiguousarray(words).view(np.uint8)
         self._locations(rows)
-        self._location[rows] = self.disks.append(keys, block)
+        with self.clock.busy("ssd"):
+            self._location[rows] = self.disks.append(keys, block)
         self.moved["ssd_written"] += rows.size * self._row_bytes

@@ -8,6 +8,7 @@ batches are grouped: a table has the same keys under any set-up of tiers.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -80,6 +81,7 @@ class KnownRows:
             "lookups": 0,
             "hits": 0,
         }
+        self._told = dict(self.totals)
 
     @property
     def needs_times(self) -> bool:
@@ -95,6 +97,11 @@ class KnownRows:
         """Memory of index and counters."""
         parts = self.index, self.hotness, self.counters, self.admitter
         return sum(int(part.nbytes) for part in parts)
+
+    def counted(self) -> dict[str, int]:
+        """What came to `totals` since the last call."""
+        before, self._told = self._told, dict(self.totals)
+        return {what: count - before[what] for what, count in self.totals.items()}
 
     def take_in(self, saved: SavedTable, numbers: Rows) -> None:
         """Starts with what was known of a table when it was saved.
@@ -228,3 +235,23 @@ class KnownRows:
         self.hotness.forget(rows)
         self.epoch += 1
         self.totals["evictions"] += rows.size
+
+
+def rates(counts: Mapping[str, int]) -> dict[str, float]:
+    """What counts of a table say, as shares.
+
+    Of occurrences those whose row was on the devices, those that brought a new row, and those for
+    which one was given up; of keys without a row, counted once a batch, those that got one.
+
+    >>> counts = {"lookups": 8, "hits": 6, "inserts": 1, "evictions": 0, "admissions_refused": 1}
+    >>> list(rates(counts).values())
+    [0.75, 0.125, 0.5, 0.0]
+    """
+    lookups = max(counts["lookups"], 1)
+    asked = max(counts["inserts"] + counts["admissions_refused"], 1)
+    return {
+        "hit_rate": counts["hits"] / lookups,
+        "insert_rate": counts["inserts"] / lookups,
+        "admission_rate": counts["inserts"] / asked,
+        "eviction_rate": counts["evictions"] / lookups,
+    }

@@ -18,8 +18,11 @@ from jaxsparse.state import EmbeddingState
 from jaxsparse.store.pass_plan import PassPlan, SlabSwap
 from jaxsparse.store.swap import cut_of, make_rows, put_rows, take_rows
 from jaxsparse.store.table_store import TableStore
+from jaxsparse.store.tier_clock import TierClock
 
 Rows = npt.NDArray[np.int32]
+
+TIERS = ("device", "ram", "ssd")
 
 TIDY_EVERY = 64
 """Passes between looks at how much of the disks is garbage."""
@@ -31,12 +34,59 @@ class Mover:
     def __init__(self, emb: EmbeddingCollection, tables: Mapping[str, TableStore]) -> None:
         """Moves nothing yet."""
         self._emb, self._tables = emb, tables
+        self._clock = TierClock()
+        self._moved: dict[str, int] = {}
+
+    def facts(self, waited_from: float, waited_to: float) -> dict[str, Any]:
+        """What the rows of a pass have cost once they are there; the mover's thread rests.
+
+        Args:
+            waited_from: when training began to wait for them (``time.perf_counter``).
+            waited_to: when they were there.
+
+        Returns:
+            Seconds of that by the tier that was waited for, and bytes by tier and direction since
+            the call before.
+        """
+        clocks = [self._clock, *(store.host.clock for store in self._tables.values())]
+        waits = dict.fromkeys(TIERS, 0.0)
+        for clock in clocks:
+            for tier, seconds in clock.waited(waited_from, waited_to).items():
+                waits[tier] += seconds
+            clock.clear()
+        before, self._moved = self._moved, self._bytes()
+        return {
+            **{f"{tier}_wait_s": seconds for tier, seconds in waits.items()},
+            **{f"{way}_bytes": n - before.get(way, 0) for way, n in self._moved.items()},
+        }
+
+    def _note_tiers(self, plan: PassPlan) -> None:
+        all_rows = all_garbage = 0
+        for name, store in self._tables.items():
+            disks = store.host.disks
+            live, garbage = (0, 0) if disks is None else disks.rows()
+            all_rows, all_garbage = all_rows + live + garbage, all_garbage + garbage
+            plan.facts["tables"][name] |= {
+                "device_rows": store.residency.num_resident,
+                "host_rows": len(store.host.ram),
+                "ssd_rows": live,
+            }
+        plan.facts["garbage"] = all_garbage / max(all_rows, 1)
+
+    def _bytes(self) -> dict[str, int]:
+        totals: dict[str, int] = {}
+        for store in self._tables.values():
+            for way, count in store.host.moved.items():
+                totals[way] = totals.get(way, 0) + count
+        return totals
 
     def fetch(self, plan: PassPlan) -> None:
         """Reads the rows that come from the host, into blocks.
 
-        A block is a new array each time: on CPUs programs read it where it is.
+        A block is a new array each time: on CPUs programs read it where it is. Notes how many rows
+        each tier has before the pass is entered.
         """
+        self._note_tiers(plan)
         for swap in plan.swaps:
             if swap.coming.is_empty:
                 continue
@@ -101,7 +151,8 @@ class Mover:
         for swap in plan.swaps:
             if swap.left is None:
                 continue
-            words = local_block(swap.left)
+            with self._clock.busy("device"):
+                words = local_block(swap.left)
             swap.left = None
             for name, part in zip(swap.tables, swap.leaving.tables, strict=True):
                 store, rows = self._tables[name], plan.moves[name].out_rows

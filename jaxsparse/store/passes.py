@@ -43,7 +43,14 @@ class Pass:
     def facts(self) -> dict[str, Any]:
         """What the pass brings: ``batches``, ``new_keys``, ``evicted_keys``, distinct ``rows``,
         ``hit_rate`` (share of occurrences whose row was on the devices when it was planned), bytes
-        by direction, and the seconds that training waited for its plan and its rows."""
+        between host and devices, and the seconds that training waited for its plan
+        (``plan_wait_s``, of them ``data_wait_s`` for batches) and its rows (``row_wait_s``).
+
+        Once it was entered also what its rows have cost: ``device_wait_s``, ``ram_wait_s`` and
+        ``ssd_wait_s``, the parts of ``row_wait_s`` spent on rows that left the devices and on the
+        host's tiers; ``ram_read_bytes`` and so on by tier and direction; ``garbage``, the share of
+        the rows on disks that is released; and ``tables``, by table its size, rows by tier before
+        the pass, and what happened since the pass before, as `RowStore.stats` counts it."""
         return self._plan.facts
 
     def leaving(self, table: str) -> Rows:
@@ -138,7 +145,10 @@ class PassRun:
         if plan is None:
             self._moved.result()
         else:
-            plan.facts["plan_wait_s"] = time.perf_counter() - start
+            end = time.perf_counter()
+            plan.facts["plan_wait_s"] = end - start
+            plan.facts["data_wait_s"] = self.planner.clock.waited(start, end).get("data", 0.0)
+            self.planner.clock.clear()
         return plan
 
     def wait_for_rows(self, one: Pass) -> None:
@@ -154,7 +164,9 @@ class PassRun:
             )
         start = time.perf_counter()
         self._moved.result()
-        one.facts["row_wait_s"] = time.perf_counter() - start
+        end = time.perf_counter()
+        one.facts["row_wait_s"] = end - start
+        one.facts.update(self._mover.facts(start, end))
 
     def enter(self, state: EmbeddingState, one: Pass) -> EmbeddingState:
         """Crosses the boundary, once its rows are there, and lets the next pass be planned."""

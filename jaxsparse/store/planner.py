@@ -7,6 +7,7 @@ import abc
 import dataclasses
 from collections import deque
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from jaxsparse.store.known_rows import NO_ROW
 from jaxsparse.store.pass_plan import PassPlan, SlabSwap
 from jaxsparse.store.residency import NOWHERE, Moves
 from jaxsparse.store.table_store import TableStore
+from jaxsparse.store.tier_clock import TierClock
 from jaxsparse.store.translate import KeyedBatch
 
 Rows = npt.NDArray[np.int32]
@@ -110,6 +112,8 @@ class Planner(abc.ABC):
         self._ahead: deque[Looked] = deque()
         self._gathered = {name: Gathered(store) for name, store in tables.items()}
         self._number = 0
+        self.clock = TierClock()
+        """Tells how long ``data`` were waited for."""
         self.is_ended = False
         """Set it for no further pass."""
         self.evicted: dict[str, list[Rows]] = {name: [] for name in tables}
@@ -174,7 +178,8 @@ class Planner(abc.ABC):
     def _peek(self, number: int) -> Looked | None:
         """A batch that was not taken yet; None where there are not so many."""
         while len(self._ahead) <= number:
-            keyed = next(self._source, None)
+            with self.clock.busy("data"):
+                keyed = next(self._source, None)
             if keyed is None:
                 return None
             looked = Looked(keyed, {})
@@ -220,7 +225,7 @@ class Planner(abc.ABC):
             )
         return swaps
 
-    def _facts(self, plans: Mapping[str, Moves]) -> dict[str, float]:
+    def _facts(self, plans: Mapping[str, Moves]) -> dict[str, Any]:
         gathered = self._gathered.values()
         moves = [(self._tables[name], part) for name, part in plans.items()]
         lookups = sum(one.lookups for one in gathered)
@@ -231,7 +236,14 @@ class Planner(abc.ABC):
             "hit_rate": sum(one.hits for one in gathered) / max(lookups, 1),
             "host_to_device_bytes": sum(m.in_rows.size * s.row_bytes for s, m in moves),
             "device_to_host_bytes": sum(m.out_rows.size * s.row_bytes for s, m in moves),
+            "tables": {name: self._counts(name) for name in plans},
         }
+
+    def _counts(self, name: str) -> dict[str, int]:
+        """Keys with a row, and how often what happened to a table since the pass before."""
+        known = self._tables[name].known
+        more = known.counted() if self.is_training else dict.fromkeys(known.totals, 0)
+        return {"size": len(known), **more}
 
 
 def occurrence_codes(store: TableStore, places: Rows, inverse: Rows) -> Codes:

@@ -386,8 +386,8 @@ class RowStore:
     def stats(self) -> dict[str, dict[str, Any]]:
         """By table, since the store was made: ``size`` (keys with a row), ``lookups`` and
         ``hits`` (occurrences in training; whose row was on the devices when their pass was
-        planned), ``inserts``, ``evictions``, ``admissions_refused``, rows and bytes by tier, bytes
-        moved, and the index in use."""
+        planned), ``inserts``, ``evictions``, ``admissions_refused`` and their rates (see
+        `known_rows.rates`), rows and bytes by tier, bytes moved, and the index in use."""
         with self._lock:
             self._check_open()
             self._settle()

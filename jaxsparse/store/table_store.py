@@ -15,7 +15,7 @@ from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.resident import ResidentTable, most_rows
 from jaxsparse.specs import TableSpec
 from jaxsparse.store.host_rows import HostRows
-from jaxsparse.store.known_rows import KnownRows
+from jaxsparse.store.known_rows import KnownRows, rates
 from jaxsparse.store.residency import Residency
 from jaxsparse.store.row_format import num_words
 from jaxsparse.store.ssd import SegmentStore, StoreError
@@ -69,6 +69,7 @@ class TableStore:
         stats: dict[str, Any] = {
             "size": len(known),
             **known.totals,
+            **rates(known.totals),
             "device_rows": self.residency.num_resident,
             "host_rows": len(host.ram),
             "ssd_rows": 0,

@@ -3,7 +3,7 @@
 
 from jaxsparse.packed_batch import PackedBatch
 from jaxsparse.train.batches import Dataset
-from jaxsparse.train.callbacks import Callback, FitEvent, KeepBest
+from jaxsparse.train.callbacks import BestEvaluation, Callback, FitEvent, KeepBest
 from jaxsparse.train.metrics import BinaryMetrics, StreamingAUC
 from jaxsparse.train.profiling import ProfileSteps
 from jaxsparse.train.result import FitResult
@@ -12,6 +12,7 @@ from jaxsparse.train.step import StepProgram, sum_grads
 from jaxsparse.train.trainer import Trainer
 
 __all__ = [
+    "BestEvaluation",
     "BinaryMetrics",
     "Callback",
     "Dataset",

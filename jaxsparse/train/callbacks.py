@@ -32,12 +32,12 @@ One with ``state_to_save() -> dict`` and ``restore(dict)`` is saved with the run
 it; the values are plain ones, numpy arrays or `TrainState`."""
 
 
-class KeepBest:
-    """Keeps a copy of the state with the best evaluation metric, and can stop early.
+class BestEvaluation:
+    """Remembers the best evaluation, and can stop early.
 
-    >>> best = KeepBest("auc", patience=1)
-    >>> best.state is None, best.value
-    (True, nan)
+    >>> best = BestEvaluation("auc", patience=1)
+    >>> best.step, best.value
+    (0, nan)
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class KeepBest:
         mode: Literal["max", "min"] = "max",
         patience: int | None = None,
     ) -> None:
-        """Starts without a state.
+        """Starts without an evaluation.
 
         Args:
             metric: name in the evaluation's metrics.
@@ -57,12 +57,10 @@ class KeepBest:
             ValueError: ``mode`` is neither.
         """
         if mode not in ("max", "min"):
-            raise ValueError(f"KeepBest: mode must be 'max' or 'min', got {mode!r}")
+            raise ValueError(f"{type(self).__name__}: mode must be 'max' or 'min', got {mode!r}")
         self.metric, self.mode, self.patience = metric, mode, patience
-        self.state: TrainState | None = None
-        """The best state; None before the first evaluation."""
         self.value = math.nan
-        """Its metric."""
+        """The best value of the metric."""
         self.step = 0
         """Its step."""
         self._without_gain = 0
@@ -73,28 +71,51 @@ class KeepBest:
             return False
         if self.metric not in event.metrics:
             raise ValueError(
-                f"KeepBest: no metric {self.metric!r} in the evaluation; "
+                f"{type(self).__name__}: no metric {self.metric!r} in the evaluation; "
                 f"it has {sorted(event.metrics)}"
             )
         value = float(event.metrics[self.metric])
         gain = value - self.value if self.mode == "max" else self.value - value
         if math.isnan(self.value) or gain > 0:
-            self.state, self.value, self.step = copy_state(event.state), value, event.step
+            self.value, self.step = value, event.step
             self._without_gain = 0
+            self._keep(event.state)
             return False
         self._without_gain += 1
         return self.patience is not None and self._without_gain >= self.patience
 
+    def _keep(self, state: TrainState) -> None:
+        """Called with the best state so far."""
+
     def state_to_save(self) -> dict[str, Any]:
         """What a resumed run needs to go on."""
-        return {
-            "best": self.state,
-            "value": self.value,
-            "step": self.step,
-            "without_gain": self._without_gain,
-        }
+        return {"value": self.value, "step": self.step, "without_gain": self._without_gain}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Goes on from what `state_to_save` returned."""
-        self.state, self.value, self.step = saved["best"], saved["value"], saved["step"]
+        self.value, self.step = saved["value"], saved["step"]
         self._without_gain = saved["without_gain"]
+
+
+class KeepBest(BestEvaluation):
+    """Keeps a copy of the state with the best evaluation metric, and can stop early.
+
+    >>> best = KeepBest("auc", patience=1)
+    >>> best.state is None, best.value
+    (True, nan)
+    """
+
+    state: TrainState | None = None
+    """The best state; None before the first evaluation."""
+
+    def _keep(self, state: TrainState) -> None:
+        self.state = copy_state(state)
+
+    def state_to_save(self) -> dict[str, Any]:
+        """What a resumed run needs to go on."""
+        return {"best": self.state, **super().state_to_save()}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Goes on from what `state_to_save` returned."""
+        super().restore(saved)
+        self.state = saved["best"]

@@ -12,7 +12,9 @@ from tensorboardX import SummaryWriter
 
 
 class EventFile:
-    """Writes each number of a row as the scalar ``train/<name>`` or ``eval/<name>`` of its step."""
+    """Writes each number of a row as the scalar ``train/<name>`` or ``eval/<name>`` of its step.
+
+    Those of its ``tables`` have the table's name between."""
 
     def __init__(self, folder: Path, next_step: int | None) -> None:
         """Opens a new file in the folder.
@@ -26,11 +28,14 @@ class EventFile:
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Adds a row; it is on the disk when this returns."""
-        for name, value in row.items():
-            if name in ("kind", "step") or not isinstance(value, int | float):
-                continue
-            if math.isfinite(value):
-                self._writer.add_scalar(f"{row['kind']}/{name}", value, row["step"])
+        tables = {f"tables/{name}": told for name, told in row.get("tables", {}).items()}
+        for part, values in {"": row, **tables}.items():
+            where = f"{row['kind']}/{part}/" if part else f"{row['kind']}/"
+            for name, value in values.items():
+                if name in ("kind", "step") or not isinstance(value, int | float):
+                    continue
+                if math.isfinite(value):
+                    self._writer.add_scalar(where + name, value, row["step"])
         self._writer.flush()
 
     def close(self) -> None:

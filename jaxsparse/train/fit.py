@@ -64,6 +64,7 @@ class FitLoop:
     checkpoint: CheckpointManager | None = None
     profile: ProfileSteps | None = None
     store: RowStore | None = None
+    batches_per_pass: int | None = None
 
     def __post_init__(self) -> None:
         """Starts at the state's step."""
@@ -181,7 +182,9 @@ class FitLoop:
         if self.store is None:
             return Ahead(self.lockstep.batches(iter(feed)))
         until = partial(self._until_cut, steps)
-        return StoredBatches(self.store, iter(feed), until, self._enter, self._stops)
+        return StoredBatches(
+            self.store, iter(feed), until, self._enter, self._stops, self.batches_per_pass
+        )
 
     def _until_cut(self, steps: int | None) -> int | None:
         """Steps until the run may be saved or end; None if that is not known."""

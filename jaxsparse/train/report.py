@@ -233,7 +233,38 @@ def describe_row(row: dict[str, Any]) -> str:
             parts.append(f"{label} {row[name]:{form}}")
     if "input_wait" in row and not math.isnan(row["input_wait"]):
         parts.append(f"input wait {row['input_wait']:.0%}")
+    if "passes" in row:
+        parts.append(_describe_passes(row))
     return "  ".join(parts)
+
+
+def _describe_passes(row: dict[str, Any]) -> str:
+    """What the rows of a row store cost, per pass.
+
+    >>> print(_describe_passes({
+    ...     "passes": 2, "hit_rate": 0.934, "new_keys": 3000, "host_to_device_bytes": 5e6,
+    ...     "device_to_host_bytes": 4e6, "ssd_read_bytes": 0, "ssd_written_bytes": 2e6,
+    ...     "device_wait_ms": 1.0, "ram_wait_ms": 0.2, "ssd_wait_ms": 30.0, "garbage": 0.25}))
+    a pass: hits 93%  new 1,500  in/out 2.5/2.0 MB  ssd 0.0/1.0 MB  wait 0.6+15.0 ms  garbage 25%
+    """
+    passes = row["passes"]
+
+    def pair(first: str, second: str, unit: float) -> str:
+        return "/".join(f"{row[name] / unit / passes:.1f}" for name in (first, second))
+
+    told = [
+        f"a pass: hits {row['hit_rate']:.0%}  new {row['new_keys'] / passes:,.0f}",
+        f"in/out {pair('host_to_device_bytes', 'device_to_host_bytes', 1e6)} MB",
+    ]
+    near = (row["device_wait_ms"] + row["ram_wait_ms"]) / passes
+    if row["ssd_read_bytes"] or row["ssd_written_bytes"] or row["garbage"]:
+        told += [
+            f"ssd {pair('ssd_read_bytes', 'ssd_written_bytes', 1e6)} MB",
+            f"wait {near:.1f}+{row['ssd_wait_ms'] / passes:.1f} ms  garbage {row['garbage']:.0%}",
+        ]
+    else:
+        told.append(f"wait {near:.1f} ms")
+    return "  ".join(told)
 
 
 def json_safe(row: dict[str, Any]) -> dict[str, Any]:

@@ -13,10 +13,16 @@ from jaxsparse.data.batch import Batch
 from jaxsparse.packed_batch import PackedBatch
 from jaxsparse.state import EmbeddingState
 from jaxsparse.store import RowStore
+from jaxsparse.store.known_rows import rates
 from jaxsparse.train.state import TrainState
 
 SUMS = ("batches", "new_keys", "evicted_keys", "host_to_device_bytes", "device_to_host_bytes")
 """Facts of passes that are added up in a row of the history."""
+
+WAITS = ("plan", "data", "row", "device", "ram", "ssd")
+"""What was waited for; ``data`` is a part of ``plan``, the last three are parts of ``row``."""
+
+ROWS = ("device_rows", "host_rows", "ssd_rows")
 
 Item = tuple[Batch, PackedBatch]
 
@@ -37,6 +43,7 @@ class StoredBatches:
         until: Callable[[], int | None],
         enter: Enter,
         stops: Callable[[], bool],
+        batches_per_pass: int | None,
     ) -> None:
         """Takes nothing yet.
 
@@ -48,9 +55,11 @@ class StoredBatches:
                 the facts of the pass.
             stops: asked at every batch, whether the run is to end as soon as it can: with the
                 passes that are planned.
+            batches_per_pass: as in `RowStore.passes`.
         """
         self._store, self._batches = store, batches
         self._until, self._enter, self._stops = until, enter, stops
+        self._most = batches_per_pass
         self._part: Generator[Item, None, None] | None = None
         self._left: int | None = None
         self._drawn: list[Batch] = []
@@ -101,7 +110,8 @@ class StoredBatches:
     def _one_part(self) -> Generator[Item, None, None]:
         self._left = self._until()
         batches = itertools.islice(self._draw(), self._left)
-        with contextlib.closing(self._store.passes(batches)) as passes:  # type: ignore[type-var]
+        run = self._store.passes(batches, batches_per_pass=self._most)
+        with contextlib.closing(run) as passes:  # type: ignore[type-var]
             for p in passes:
                 self._enter(lambda tables, p=p: self._store.enter(tables, p), p.facts)  # type: ignore[misc]
                 for item in p.with_batches():
@@ -143,13 +153,23 @@ def summarise(passes: Sequence[dict[str, Any]], moved: dict[str, int]) -> dict[s
         return {}
     sums = {name: sum(facts[name] for facts in passes) for name in SUMS}
     weights = [facts["batches"] for facts in passes]
-    rates = [facts["hit_rate"] for facts in passes]
+    hits = [facts["hit_rate"] for facts in passes]
     return {
         "passes": len(passes),
         "batches_per_pass": sums.pop("batches") / len(passes),
         **sums,
         **moved,
-        "hit_rate": sum(w * r for w, r in zip(weights, rates, strict=True)) / sum(weights),
-        "plan_wait_ms": 1e3 * sum(facts["plan_wait_s"] for facts in passes),
-        "row_wait_ms": 1e3 * sum(facts["row_wait_s"] for facts in passes),
+        "hit_rate": sum(w * r for w, r in zip(weights, hits, strict=True)) / sum(weights),
+        **{f"{what}_wait_ms": 1e3 * sum(f[f"{what}_wait_s"] for f in passes) for what in WAITS},
+        "garbage": passes[-1]["garbage"],
+        "tables": {name: _of_table(passes, name) for name in passes[-1]["tables"]},
     }
+
+
+def _of_table(passes: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
+    """Size, rows by tier, and rates over all the passes."""
+    told = [facts["tables"][name] for facts in passes]
+    last = told[-1]
+    counts = {what: sum(one[what] for one in told) for what in last if what not in ROWS}
+    rows = {what: last[what] for what in ("size", *ROWS)}
+    return {**rows, **rates(counts)}

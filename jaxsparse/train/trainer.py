@@ -220,6 +220,7 @@ class Trainer:
         profile: ProfileSteps | None = None,
         progress: bool = True,
         prefetch: int = DEPTH,
+        batches_per_pass: int | None = None,
     ) -> FitResult:
         """Trains until a global step or for some epochs.
 
@@ -251,6 +252,8 @@ class Trainer:
                 0 that is done when a batch is needed, by the calling thread: for datasets that
                 cannot be drawn from another one. Ended inside a pass, ``fit`` leaves a dataset
                 with ``state()`` and ``restore()`` behind the last batch that was trained.
+            batches_per_pass: as in `RowStore.passes`, where tables need a store; results do not
+                depend on it.
 
         In several processes a collective: each passes its share of the data and the same other
         arguments. A process whose share is shorter goes on with empty batches until an epoch has
@@ -274,6 +277,7 @@ class Trainer:
         if (steps is None) == (epochs is None):
             raise ValueError(f"fit: give steps or epochs, got steps={steps}, epochs={epochs}")
         counts = {"epochs": epochs, "eval_every": eval_every, "log_every": log_every}
+        counts["batches_per_pass"] = batches_per_pass
         for name, count in counts.items():
             if count is not None and (not isinstance(count, int) or count < 1):
                 raise ValueError(f"fit: {name} must be an int of at least 1, got {count}")
@@ -323,6 +327,7 @@ class Trainer:
                 checkpoint=checkpoint,
                 profile=profile,
                 store=store,
+                batches_per_pass=batches_per_pass,
             )
             if restored is not None:
                 _tell_of(reporter, restored)

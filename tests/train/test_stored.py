@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import jax
 import numpy as np
 import pytest
 
 import jaxsparse as js
+from jaxsparse.store.ram import RamRows
 from jaxsparse.testing import assert_trees_equal
 from tests.field_cases.layers import mesh_of
 from tests.store.stores import dynamic
+from tests.train.event_files import read_scalars
 from tests.train.trainers import OPTIMIZER, Tanh
 
 STEPS, NUM_KEYS = 24, 60
@@ -87,6 +90,61 @@ def test_fit_gives_the_same_numbers_wherever_rows_lie(setup, devices, tmp_path):
     assert last["passes"] >= 1 and 0 <= last["hit_rate"] <= 1
     assert last["host_to_device_bytes"] > 0 and last["ram_written_bytes"] > 0
     assert last["plan_wait_ms"] >= 0 and last["row_wait_ms"] >= 0
+
+
+def test_a_row_of_the_history_tells_what_passes_did(tmp_path):
+    trainer = trainer_of(SETUPS["ssd"](tmp_path))
+    result = trainer.fit(
+        dataset(),
+        steps=STEPS,
+        log_every=8,
+        batches_per_pass=4,
+        progress=False,
+        events_folder=tmp_path,
+    )
+    rows, stats = result.history, trainer.store.stats()["user"]
+    assert [row["passes"] for row in rows] == [2, 2, 2]
+    told = [row["tables"]["user"] for row in rows]
+    size, lookups = stats["size"], 4 * STEPS
+    assert told[-1]["size"] == size == sum(row["new_keys"] for row in rows)
+    assert sum(one["insert_rate"] for one in told) / 3 == pytest.approx(size / lookups)
+    assert sum(one["hit_rate"] for one in told) / 3 == pytest.approx(stats["hit_rate"])
+    assert stats["hit_rate"] == stats["hits"] / lookups and stats["admission_rate"] == 1
+    assert all(one["eviction_rate"] == 0 for one in told)
+    for one in told:
+        assert one["device_rows"] <= 16 and one["host_rows"] <= 8
+    assert told[-1]["ssd_rows"] > 0 and 0 < rows[-1]["garbage"] < 1
+    for row in rows:
+        parts = row["device_wait_ms"] + row["ram_wait_ms"] + row["ssd_wait_ms"]
+        assert 0 <= parts <= row["row_wait_ms"] and row["data_wait_ms"] <= row["plan_wait_ms"]
+    assert sum(row["ssd_read_bytes"] + row["ram_read_bytes"] for row in rows) > 0
+    assert read_scalars(tmp_path)["train/tables/user/size"][STEPS] == size
+    trainer.store.close()
+
+
+def test_waits_are_booked_on_the_tier_that_was_slow(monkeypatch):
+    trainer = trainer_of(SETUPS["ram"](None))
+    plain = RamRows.read
+
+    def slow(self, rows):
+        time.sleep(0.02)
+        return plain(self, rows)
+
+    monkeypatch.setattr(RamRows, "read", slow)
+    state = trainer.init(jax.random.key(0))
+    facts = []
+    tables = state.embeddings
+    for p in trainer.store.passes(dataset(), batches_per_pass=2):
+        tables = trainer.store.enter(tables, p)
+        facts.append(p.facts)
+        assert len(list(p)) == 2
+    slow_s, all_s = (sum(f[name] for f in facts) for name in ("ram_wait_s", "row_wait_s"))
+    assert 0.5 * all_s < slow_s <= all_s and slow_s > 0.02
+    assert sum(f["ssd_wait_s"] for f in facts) == 0
+    moved = trainer.store.stats()["user"]
+    read = sum(f["ram_read_bytes"] for f in facts)
+    assert read == moved["ram_read_bytes"] == sum(f["host_to_device_bytes"] for f in facts)
+    trainer.store.close()
 
 
 def test_no_key_behind_the_last_step_is_looked_at():

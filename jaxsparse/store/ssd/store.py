@@ -291,15 +291,20 @@ class SegmentStore:
                 segment.keys = None
         return np.delete(keys, older), np.delete(locations, older)
 
+    def rows(self) -> tuple[int, int]:
+        """Rows that were not released, and garbage: those that were."""
+        segments = self._segments.all()
+        garbage = sum(segment.num_released for segment in segments)
+        return sum(segment.shape.num_rows for segment in segments) - garbage, garbage
+
     def stats(self) -> dict[str, Any]:
         """Counts since opening, and what there is now; times in seconds."""
         segments = self._segments.all()
-        rows = sum(segment.shape.num_rows for segment in segments)
-        garbage = sum(segment.num_released for segment in segments)
+        live, garbage = self.rows()
         counts = self._counts.now()
         return {
             "implementation": self.implementation,
-            "live_rows": rows - garbage,
+            "live_rows": live,
             "garbage_rows": garbage,
             "segments": len(segments),
             "disk_bytes": sum(s.shape.file_bytes for s in segments if s.rows is None),
