@@ -3,7 +3,8 @@
 
 from jaxsparse.store.errors import StoreFullError
 from jaxsparse.store.passes import Pass
+from jaxsparse.store.reader import RowReader
 from jaxsparse.store.row_store import RowStore
 from jaxsparse.store.ssd import StoreError
 
-__all__ = ["Pass", "RowStore", "StoreError", "StoreFullError"]
+__all__ = ["Pass", "RowReader", "RowStore", "StoreError", "StoreFullError"]

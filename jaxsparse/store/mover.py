@@ -21,6 +21,9 @@ from jaxsparse.store.table_store import TableStore
 
 Rows = npt.NDArray[np.int32]
 
+TIDY_EVERY = 64
+"""Passes between looks at how much of the disks is garbage."""
+
 
 class Mover:
     """Rows of all tables; `fetch` and `land` on one thread, `cross` on the main one."""
@@ -108,3 +111,6 @@ class Mover:
                     rows, block = rows[stays], block[stays]
                 if rows.size:
                     store.host.put(rows, block, store.known.hotness, store.known.index.keys_of)
+        if plan.number % TIDY_EVERY == 0:
+            for store in self._tables.values():
+                store.host.tidy()

@@ -40,18 +40,19 @@ class RowStore:
     the tables' keys and where each row is. It goes with one `EmbeddingState`, handed from call to
     call as everywhere; a state that was passed to `enter` or `write` is donated.
 
-    >>> user = TableSpec("user", embedding_dim=4, keys=Dynamic(1000))
-    >>> emb = EmbeddingCollection([FeatureSpec("who", user)], mesh=make_mesh())
+    >>> import jax, jaxsparse as js
+    >>> user = js.TableSpec("user", embedding_dim=4, keys=js.Dynamic(1000))
+    >>> emb = js.EmbeddingCollection([js.FeatureSpec("who", user)], mesh=js.make_mesh())
     >>> state = emb.init(jax.random.key(0))
-    >>> store = RowStore(emb, state)
-    >>> batches = [Batch({"who": np.array([2**63, 7])}, labels=np.zeros(2))]
+    >>> store = js.RowStore(emb, state)
+    >>> batches = [js.Batch({"who": np.array([2**62, 7])}, labels=np.zeros(2))]
     >>> for p in store.passes(batches):
     ...     state = store.enter(state, p)
     ...     for batch in p:
     ...         acts, res = emb.lookup(state, batch.ids)
     ...         state = emb.update(state, res, acts, step=0)
     >>> store.keys("user").tolist(), store.read(state, "user", [7]).shape
-    ([7, 9223372036854775808], (1, 4))
+    ([7, 4611686018427387904], (1, 4))
     >>> store.close()
     """
 
@@ -211,6 +212,23 @@ class RowStore:
         with self._lock:
             store, words = self._find(emb_state, table, keys)
             return self._access.read_slots(emb_state, store, words)
+
+    def read_words(
+        self, emb_state: EmbeddingState, table: str, words: npt.NDArray[np.uint64]
+    ) -> Array:
+        """As `read`, by the 64 bits a table knows its keys by."""
+        with self._lock:
+            store = self._table(table)
+            self._settle()
+            return self._access.read_column(emb_state, store, words, "")
+
+    def bytes_moved(self) -> dict[str, int]:
+        """Bytes of all tables by tier and direction, so far; waits for nothing."""
+        totals: dict[str, int] = {}
+        for store in self._tables.values():
+            for name, count in store.host.moved.items():
+                totals[f"{name}_bytes"] = totals.get(f"{name}_bytes", 0) + count
+        return totals
 
     def write(
         self, emb_state: EmbeddingState, table: str, keys: npt.ArrayLike, rows: npt.ArrayLike

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from jaxsparse.data.batch import Batch
 from jaxsparse.data.prefetch import Prefetcher
+from jaxsparse.store import RowReader
 from jaxsparse.train.batches import Dataset, unpad
 from jaxsparse.train.feed import check_prefetch
 from jaxsparse.train.lockstep import Lockstep, Ready
@@ -60,6 +62,25 @@ def forward(
     finally:
         if isinstance(made, Prefetcher):
             made.close()
+
+
+def forward_stored(
+    program: StepProgram,
+    reader: RowReader,
+    state: TrainState,
+    dataset: Dataset,
+    admit: Admit | None,
+) -> Outcomes:
+    """As `forward`, for tables of a row store: the rows of a batch are copied beside training."""
+    for raw in dataset:
+        batch = admit(raw) if admit and raw.num_samples else raw
+        if batch is None or not batch.num_samples:
+            continue
+        loaded = reader.load(state.embeddings, batch)
+        small = dataclasses.replace(state, embeddings=loaded.state)
+        outcome = eval_step(dataclasses.replace(program, emb=loaded.emb), small, loaded.batch)
+        logits, losses = unpad(outcome, batch.num_samples)
+        yield batch, logits, losses
 
 
 class Totals:

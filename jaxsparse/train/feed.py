@@ -88,7 +88,8 @@ class Feed:
         Args:
             batch: as it was admitted; None, or one that was not, when there are no more.
         """
-        known = any(drawn.batch is batch for drawn in self._drawn)
+        # A copy: a row store draws on a thread of its own.
+        known = any(drawn.batch is batch for drawn in list(self._drawn))
         found = []
         while self._drawn:
             found.append(self._drawn.popleft())

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,8 @@ from jaxsparse.data.batch import Batch
 from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.packed_batch import PackedBatch
 from jaxsparse.processes import gather, is_shared, maximum
+from jaxsparse.state import EmbeddingState
+from jaxsparse.store import RowStore
 from jaxsparse.train.batches import Dataset, OnBadSample, admit, unpad
 from jaxsparse.train.callbacks import Callback, FitEvent
 from jaxsparse.train.feed import START, Ahead, Feed, undisturbed
@@ -33,6 +35,7 @@ from jaxsparse.train.run_state import (
 )
 from jaxsparse.train.state import TrainState, device_bytes
 from jaxsparse.train.step import StepProgram, train_step
+from jaxsparse.train.stored import stored_batches, summarise
 
 REMEMBERED = ("epoch", "pass_ended", "evaluated_at", "eval_metrics", "stopped")
 """Fields of the loop that are saved as they are."""
@@ -60,10 +63,13 @@ class FitLoop:
     prefetch: int
     checkpoint: CheckpointManager | None = None
     profile: ProfileSteps | None = None
+    store: RowStore | None = None
 
     def __post_init__(self) -> None:
         """Starts at the state's step."""
         self.window = Window()
+        self.passes: list[dict[str, Any]] = []
+        self.moved = {} if self.store is None else self.store.bytes_moved()
         self.done = int(self.state.step)
         self.pending: tuple[Batch, dict[str, Any]] | None = None
         self.last_end = time.perf_counter()
@@ -135,15 +141,15 @@ class FitLoop:
         feed = Feed(
             dataset,
             self._admit,
-            self.lockstep.ready,
+            self.lockstep.ready if self.store is None else lambda batch: batch,
             self.resumed_at,
-            prefetch=self.prefetch,
+            prefetch=self.prefetch if self.store is None else 0,  # the store draws ahead
             needed=None if steps is None else steps - self.done,
             lock=self.data_lock,
         )
         self.resumed_at, self.pass_ended = START, False
-        with contextlib.closing(feed):
-            ahead = Ahead(self.lockstep.batches(iter(feed)))
+        with contextlib.closing(feed), contextlib.closing(self._items(feed, steps)) as items:
+            ahead = Ahead(items)
             while (item := self._take(ahead)) is not None:
                 batch, device_batch = item
                 # The step before runs while this batch is taken; only now is it waited for.
@@ -165,6 +171,28 @@ class FitLoop:
             if item is None or (self.checkpoint is not None and not self._has_more(ahead)):
                 self.pass_ended = True
                 self._book(feed, None)
+
+    def _items(
+        self, feed: Feed, steps: int | None
+    ) -> Generator[tuple[Batch, PackedBatch], None, None]:
+        """Batches and what was shipped, their rows on the devices."""
+        if self.store is None:
+            yield from self.lockstep.batches(iter(feed))
+            return
+
+        def needed() -> int | None:
+            return None if steps is None else steps - self.done
+
+        for item in stored_batches(self.store, iter(feed), needed, self._enter):
+            self.lockstep.stop_agreed = self.lockstep.stop_requested
+            yield item
+
+    def _enter(
+        self, change: Callable[[EmbeddingState], EmbeddingState], facts: dict[str, Any]
+    ) -> None:
+        """Lets a pass of the row store change the tables."""
+        self.state = dataclasses.replace(self.state, embeddings=change(self.state.embeddings))
+        self.passes.append(facts)
 
     def _at_due_step(self, ahead: Ahead[tuple[Batch, PackedBatch]], steps: int | None) -> None:
         """Rows, evaluations and saves after a step; a save at the end of a pass waits for it."""
@@ -250,6 +278,10 @@ class FitLoop:
         if bad_rows is not None and bad_rows.total:
             row["skipped_rows"] = dict(bad_rows.counts.most_common())
         self.window = Window()
+        if self.store is not None:
+            now, before = self.store.bytes_moved(), self.moved
+            row |= summarise(self.passes, {name: now[name] - before[name] for name in now})
+            self.passes, self.moved = [], now
         self._tell("log", row)
 
     def _evaluate(self) -> None:

@@ -24,9 +24,10 @@ from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.ladder import Ladder
 from jaxsparse.packed_batch import PackedBatch
 from jaxsparse.processes import gather, is_shared, maximum, replicate
+from jaxsparse.store import RowReader, RowStore
 from jaxsparse.train.batches import Dataset, OnBadSample, admit
 from jaxsparse.train.callbacks import Callback
-from jaxsparse.train.evaluation import Admit, Outcomes, Totals, forward
+from jaxsparse.train.evaluation import Admit, Outcomes, Totals, forward, forward_stored
 from jaxsparse.train.feed import check_prefetch
 from jaxsparse.train.fit import FitLoop
 from jaxsparse.train.lockstep import Lockstep
@@ -43,6 +44,7 @@ from jaxsparse.train.step import (
     sum_grads,
     train_step,
 )
+from jaxsparse.train.stored import one_batch
 
 
 class Trainer:
@@ -98,10 +100,16 @@ class Trainer:
         self.on_bad_sample = on_bad_sample
         self.program = StepProgram(graphdef, emb, optimizer, loss, reduce_grads)
         self._initial = (params, (keys, others))
+        self.store: RowStore | None = None
+        """Of the state that `init` made last, where tables have Dynamic keys or tiers."""
+        self._reader: RowReader | None = None
         self._lockstep, self._eval_lockstep = Lockstep(emb, Ladder()), Lockstep(emb, Ladder())
 
     def init(self, key: jax.Array) -> TrainState:
         """A fresh state: the model's parameters, new tables.
+
+        Where tables have Dynamic keys or tiers, `store` is a new `RowStore` from here on; it goes
+        with this state and those that come of it, and the one before it is closed.
 
         Args:
             key: typed key; tables are drawn from it, dropout from a key folded from it.
@@ -113,7 +121,26 @@ class Trainer:
         opt_state = jax.jit(self.program.optimizer.init)(params)
         whole = (jnp.int32(0), params, (keys, others), opt_state, rng)
         step, params, model_state, opt_state, rng = replicate(whole, self.emb.mesh)
-        return TrainState(step, params, model_state, opt_state, self.emb.init(key), rng)
+        tables = self.emb.init(key)
+        if self.emb.stored_tables:
+            if self.store is not None:
+                self.store.close()
+            self.store = RowStore(self.emb, tables)
+            self._reader = RowReader(self.store)
+        return TrainState(step, params, model_state, opt_state, tables, rng)
+
+    def _its_store(self) -> RowStore | None:
+        """The row store, where one is needed.
+
+        Raises:
+            ValueError: there is none: no state was made here.
+        """
+        if self.emb.stored_tables and self.store is None:
+            raise ValueError(
+                "the tables have Dynamic keys or tiers, and this trainer has no RowStore: start "
+                "from its own trainer.init(key), whose rows it knows"
+            )
+        return self.store
 
     def _check_same_start(self, params: Any) -> None:
         leaves = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params)]
@@ -162,7 +189,13 @@ class Trainer:
             a batch that the policy skips changes nothing and returns ``{"skipped": True}``.
         """
         check_alive(state)
-        packed = self.pack(batch) if isinstance(batch, Batch) else batch
+        store, packed = self._its_store(), None
+        if store is not None and isinstance(batch, Batch):
+            kept = self._admitted(batch)
+            if kept is not None:
+                state, packed = one_batch(store, state, kept)
+        else:
+            packed = self.pack(batch) if isinstance(batch, Batch) else batch
         if packed is None:
             return state, {"skipped": True}
         result: tuple[TrainState, dict[str, Any]] = train_step(self.program, state, packed)
@@ -252,6 +285,11 @@ class Trainer:
         save_step = step_to_resume(checkpoint, resume, given_step, self.emb.mesh)
         if state is None:
             state = self.init(jax.random.key(seed))
+        store = self._its_store()
+        if store is not None and checkpoint is not None:
+            raise ValueError(
+                "fit: checkpoint= cannot hold tables with Dynamic keys or tiers; train without it"
+            )
         restored = None
         if checkpoint is not None and save_step is not None:
             restored = checkpoint.restore(self.emb, state, save_step)
@@ -283,6 +321,7 @@ class Trainer:
                 prefetch=prefetch,
                 checkpoint=checkpoint,
                 profile=profile,
+                store=store,
             )
             if restored is not None:
                 _tell_of(reporter, restored)
@@ -378,6 +417,12 @@ class Trainer:
         self, state: TrainState, dataset: Dataset, kept: Admit | None, prefetch: int
     ) -> contextlib.closing[Outcomes]:
         check_alive(state)
+        if self._its_store() is not None:
+            check_prefetch(prefetch)
+            assert self._reader is not None
+            return contextlib.closing(
+                forward_stored(self.program, self._reader, state, dataset, kept)
+            )
         return contextlib.closing(
             forward(self.program, self._eval_lockstep, state, dataset, kept, prefetch)
         )
