@@ -149,6 +149,9 @@ class TierTask:
         model = DLRM.for_features(features, num_dense=NUM_DENSE, bottom=bottom, top=workload.top)
         self.trainer = js.Trainer(model, self.emb, optimizer=optax.adagrad(RATE))
         self.state = self.trainer.init(jax.random.key(0))
+        # Its store reads disks through the page cache.
+        assert self.trainer.store is not None
+        self.trainer.store.close()
         self.store = js.RowStore(self.emb, self.state.embeddings, direct_io=workload.direct)
         self.batches = KeyedBatches(workload)
         most = workload.batches_per_pass
