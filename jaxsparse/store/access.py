@@ -35,7 +35,7 @@ NEARLY_FULL = 0.9
 ROWS_AT_A_TIME = 1 << 16
 
 
-class RowAccess:
+class StoredRows:
     """Reads and writes; nothing may be under way meanwhile."""
 
     def __init__(

@@ -21,7 +21,7 @@ from jaxsparse.packed_batch import PackedBatch, PreparedBatch, ship_batch
 from jaxsparse.processes import is_shared
 from jaxsparse.specs import is_positive_int
 from jaxsparse.state import EmbeddingState
-from jaxsparse.store.access import RowAccess
+from jaxsparse.store.access import StoredRows
 from jaxsparse.store.mover import Mover
 from jaxsparse.store.passes import Pass, PassRun
 from jaxsparse.store.planner import MAX_BATCHES, Planner
@@ -86,7 +86,7 @@ class RowStore:
             self._close_tables()
             raise
         self._mover = Mover(emb, self._tables)
-        self._access = RowAccess(emb, np.array(emb_state.init_words), self._tables)
+        self._access = StoredRows(emb, np.array(emb_state.init_words), self._tables)
         self._worker = ThreadPoolExecutor(1, "jaxsparse-rows")
         self._ladders = {True: Ladder(), False: Ladder()}
         self._run: PassRun | None = None

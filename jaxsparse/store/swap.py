@@ -22,6 +22,7 @@ from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.initial_rows import draw_rows, table_key
 from jaxsparse.initializers import Initializer
 from jaxsparse.layout import SlabLayout
+from jaxsparse.ops.row_update import NATIVE_ROWS, XLA_ROWS, MovedRows, RowAccess
 from jaxsparse.optimizers import Slots
 from jaxsparse.store.row_format import from_words, to_words
 
@@ -53,10 +54,9 @@ def take_rows(
     slab = emb.layout.slabs[index]
 
     def local(weights: jax.Array, slots: Slots, rows: jax.Array) -> jax.Array:
-        def read(array: jax.Array) -> jax.Array:
-            return array.at[rows].get(mode="fill", fill_value=0)
-
-        return to_words(slab, read(weights), {name: read(slot) for name, slot in slots.items()})
+        read = _access(emb).read
+        values = {name: read(slot, rows) for name, slot in slots.items()}
+        return to_words(slab, read(weights, rows), values)
 
     cut = cut_of(emb, index)
     return _on_mesh(emb, local, (cut, cut, cut), cut)(weights, slots, rows)
@@ -76,7 +76,7 @@ def put_rows(
 
     def local(weights: jax.Array, slots: Slots, rows: jax.Array, words: jax.Array) -> Any:
         new_weights, new_slots = from_words(slab, words)
-        return _write(weights, slots, rows, new_weights, new_slots)
+        return _write(emb, weights, slots, rows, new_weights, new_slots)
 
     cut = cut_of(emb, index)
     return _on_mesh(emb, local, (cut, cut, cut, cut), cut)(weights, slots, rows, words)
@@ -120,7 +120,7 @@ def make_rows(
     ) -> Any:
         values = _draw(slab, init_words, low, high, table)
         new = slab.optimizer.init_slots(rows.size, slab.dim) if slab.trainable else {}
-        return _write(weights, slots, rows, values, new)
+        return _write(emb, weights, slots, rows, values, new)
 
     cut, whole = cut_of(emb, index), PartitionSpec()
     specs = (cut, cut, whole, cut, cut, cut, cut)
@@ -159,12 +159,20 @@ def _draw(
     return values
 
 
+def _access(emb: EmbeddingCollection) -> RowAccess:
+    return NATIVE_ROWS if emb.path == "native" else XLA_ROWS
+
+
 def _write(
-    weights: jax.Array, slots: Slots, rows: jax.Array, new_weights: jax.Array, new_slots: Slots
+    emb: EmbeddingCollection,
+    weights: jax.Array,
+    slots: Slots,
+    rows: jax.Array,
+    new_weights: jax.Array,
+    new_slots: Slots,
 ) -> tuple[jax.Array, Slots]:
-    weights = weights.at[rows].set(new_weights, mode="drop")
-    slots = {name: slot.at[rows].set(new_slots[name], mode="drop") for name, slot in slots.items()}
-    return weights, slots
+    written = MovedRows(rows, new_weights, new_slots)
+    return _access(emb).put(written, weights, slots, jnp.bool_(True))
 
 
 def words_of(numbers: npt.NDArray[np.uint64]) -> tuple[Any, Any]:
