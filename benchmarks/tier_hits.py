@@ -28,13 +28,19 @@ LEAST_EXCHANGED, PASSES = 0.9, 10
 class HitWorkload:
     """A log, and a slab for some of its keys."""
 
-    log: ZipfLog = ZipfLog(num_keys=400_000)
-    slab_rows: int = 20_000
-    batch: int = 4096
+    num_keys: int = 20_000_000
+    """Of the log."""
+    slab_rows: int = 225_000
+    batch: int = 106_496
     """Keys of a batch."""
-    batches_per_pass: int = 4
-    steady_passes: int = 100
+    batches_per_pass: int = 2
+    steady_passes: int = 60
     """Before the exchange; the last `PASSES` of them are counted."""
+
+    @property
+    def log(self) -> ZipfLog:
+        """The keys of the batches."""
+        return ZipfLog(num_keys=self.num_keys)
 
     def batches(self) -> Iterator[js.Batch]:
         """The log, exchanged after the steady passes."""
@@ -51,7 +57,7 @@ def measure_hits(workload: HitWorkload | None = None) -> Result:
     table = js.TableSpec(
         "t",
         embedding_dim=1,
-        keys=js.Dynamic(2 * one.log.num_keys),
+        keys=js.Dynamic(one.num_keys),
         tiers=js.Tiers(device_rows=one.slab_rows),
     )
     emb = js.EmbeddingCollection([js.FeatureSpec("f", table)], mesh=js.make_mesh())
@@ -68,7 +74,7 @@ def measure_hits(workload: HitWorkload | None = None) -> Result:
     share = float(np.mean(hits[steady]) / np.mean(best[steady]))
     return {
         "slab_rows": one.slab_rows,
-        "num_keys": one.log.num_keys,
+        "num_keys": one.num_keys,
         "keys_per_pass": one.batch * one.batches_per_pass,
         "steady": share,
         "best_hit_rate": float(np.mean(best[steady])),

@@ -17,6 +17,7 @@ from jaxsparse.processes import local_block, put_blocks
 from jaxsparse.state import EmbeddingState
 from jaxsparse.store.host_rows import HostRows, Reading
 from jaxsparse.store.pass_plan import PassPlan, SlabSwap
+from jaxsparse.store.row_format import to_words
 from jaxsparse.store.swap import cut_of, make_rows, put_rows, take_rows
 from jaxsparse.store.table_store import TableStore
 
@@ -80,7 +81,8 @@ class Mover:
         emb, index = self._emb, swap.index
         if not swap.leaving.is_empty:
             swap.left = take_rows(emb, index, slab, slots, self._put(index, swap.leaving.rows))
-            swap.left.copy_to_host_async()
+            for part in swap.left.values():
+                part.copy_to_host_async()
         if not swap.coming.is_empty:
             arrays = self._put(index, (swap.coming.rows, swap.words))
             slab, slots = put_rows(emb, index, slab, slots, *arrays)
@@ -115,11 +117,14 @@ class Mover:
         for swap in plan.swaps:
             if swap.left is None:
                 continue
-            words = local_block(swap.left)
+            slab = self._emb.layout.slabs[swap.index]
+            left = {name: local_block(part) for name, part in swap.left.items()}
             swap.left = None
             for name, part in zip(swap.tables, swap.leaving.tables, strict=True):
                 store, rows = self._tables[name], plan.moves[name].out_rows
-                block = words[swap.leaving.places[part]]
+                if not rows.size:
+                    continue
+                block = to_words(slab, left, swap.leaving.places[part])
                 if name in evicted:
                     stays = ~np.isin(rows, evicted[name])
                     rows, block = rows[stays], block[stays]
