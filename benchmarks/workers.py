@@ -54,19 +54,30 @@ class Task(Protocol):
         """Bytes by kind."""
 
 
-Prepare = Callable[[Workload, dict[str, Any]], Task]
+class HasFields(Protocol):
+    """What a worker prepares, such as a `Workload`."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its fields, for JSON."""
+
+
+Prepare = Callable[[Any, dict[str, Any]], Task]
+"""Of a workload and options."""
 
 
 class WorkerError(Exception):
     """A worker could not do what it was asked, or is gone; the message says why."""
 
 
-def serve(prepare: Prepare, check: Callable[[], Any] = dict) -> None:
+def serve(
+    prepare: Prepare, check: Callable[[], Any] = dict, workload: Callable[..., Any] = Workload
+) -> None:
     """Answers requests until the input ends; stdout carries answers and nothing else.
 
     Args:
         prepare: makes a task of a workload and options.
         check: raises where what the worker times is not installed.
+        workload: makes one of its fields.
     """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -78,7 +89,7 @@ def serve(prepare: Prepare, check: Callable[[], Any] = dict) -> None:
             gc.collect()
         try:
             if request["do"] == "prepare":
-                task = prepare(Workload(**request["workload"]), request.get("options", {}))
+                task = prepare(workload(**request["workload"]), request.get("options", {}))
             if request["do"] == "check":
                 check()
             answer = _answer(task, request)
@@ -165,7 +176,7 @@ class Worker:
             raise WorkerError(f"{self.name}: {answer['error']}")
         return answer
 
-    def prepare(self, workload: Workload, **options: Any) -> dict[str, Any]:
+    def prepare(self, workload: HasFields, **options: Any) -> dict[str, Any]:
         """Makes a workload ready; facts about it."""
         return self.ask("prepare", workload=workload.as_dict(), options=options)
 
@@ -205,6 +216,14 @@ def ours(environment: Mapping[str, str] | None = None, devices: int = 1) -> Iter
     fixed = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join(flags)}
     with _closing([sys.executable, "-m", "benchmarks.ours"], {**fixed, **(environment or {})}) as w:
         yield w
+
+
+@contextlib.contextmanager
+def tier() -> Iterator[Worker]:
+    """A worker that trains through a row store."""
+    command = [sys.executable, "-m", "benchmarks.tier_task"]
+    with _closing(command, {"JAX_PLATFORMS": "cpu"}) as worker:
+        yield worker
 
 
 @contextlib.contextmanager

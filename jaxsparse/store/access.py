@@ -18,7 +18,7 @@ from jaxsparse.state import EmbeddingState
 from jaxsparse.store.blocks import make_block
 from jaxsparse.store.known_rows import NO_ROW
 from jaxsparse.store.residency import NOWHERE
-from jaxsparse.store.row_format import columns, read_column, write_column
+from jaxsparse.store.row_format import columns, read_column, to_words, write_column
 from jaxsparse.store.swap import block_size, cut_of, draw_initial, put_rows, take_rows, words_of
 from jaxsparse.store.table_store import TableStore
 from jaxsparse.store.translate import numbers_to_draw
@@ -100,7 +100,8 @@ class StoredRows:
             block = make_block(store.slab, emb.num_shards, [codes[part]])
             rows = put_blocks(block.rows, emb.mesh, cut_of(emb, index))
             taken = take_rows(emb, index, state.slabs[index], state.slots[index], rows)
-            words[part] = local_block(taken)[block.places]
+            arrays = {name: local_block(array) for name, array in taken.items()}
+            words[part] = to_words(store.slab, arrays, block.places)
         return words
 
     def _initial(self, store: TableStore, keys: Keys) -> Words:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,7 @@ from jaxsparse.store.tier_clock import TierClock
 Rows = npt.NDArray[np.int32]
 Words = npt.NDArray[np.uint32]
 Keys = npt.NDArray[np.uint64]
+Places = npt.NDArray[np.int64]
 
 NOWHERE = -1
 """Location of a row that is not on a disk."""
@@ -26,6 +29,19 @@ SPILL_SHARE = 64
 
 MAX_GARBAGE = 0.5
 """Share of released rows on the disks from which segments are rewritten."""
+
+
+@dataclasses.dataclass
+class Reading:
+    """Rows that are being read into ``out``."""
+
+    out: Words
+    places: Places
+    """Where those go that come from a disk."""
+    coming: Future[npt.NDArray[np.uint8]] | None
+    later: Rows
+    """Rows that were not here yet."""
+    later_places: Places
 
 
 class HostRows:
@@ -73,19 +89,42 @@ class HostRows:
         Raises:
             StoreError: a disk cannot be read, or a row there is damaged.
         """
-        on_disk = np.flatnonzero(self.on_disk(rows))
-        self.moved["ram_read"] += (rows.size - on_disk.size) * self._row_bytes
-        if not on_disk.size:
-            return self._from_ram(rows)
-        assert self.disks is not None
-        coming = self.disks.read_ahead(self._location[rows[on_disk]])
         words = np.empty((rows.size, self.ram.num_words), np.uint32)
-        in_ram = np.setdiff1d(np.arange(rows.size), on_disk, assume_unique=True)
-        words[in_ram] = self._from_ram(rows[in_ram])
-        with self.clock.busy("ssd"):
-            words[on_disk] = coming.result().view(np.uint32)
-        self.moved["ssd_read"] += on_disk.size * self._row_bytes
+        self.finish(self.start(rows, words, np.arange(rows.size)))
         return words
+
+    def start(self, rows: Rows, out: Words, places: Places) -> Reading:
+        """Begins to read rows; those that are not here may come before `finish`.
+
+        Args:
+            rows: ``[n]``. Nobody changes those that are here meanwhile; they may move.
+            out: ``[m, W]`` gets their words.
+            places: ``[n]`` where in ``out``.
+        """
+        on_disk = self.on_disk(rows)
+        in_ram = self.ram.holds(rows)
+        coming = None
+        if on_disk.any():
+            assert self.disks is not None
+            coming = self.disks.read_ahead(self._location[rows[on_disk]])
+        out[places[in_ram]] = self._from_ram(rows[in_ram])
+        self.moved["ram_read"] += int(in_ram.sum()) * self._row_bytes
+        later = ~(on_disk | in_ram)
+        return Reading(out, places[on_disk], coming, rows[later], places[later])
+
+    def finish(self, reading: Reading) -> None:
+        """Waits until all rows are read.
+
+        Raises:
+            StoreError: a disk cannot be read, or a row there is damaged.
+        """
+        if reading.later.size:
+            assert self.holds(reading.later).all(), "rows that come have landed"
+            self.finish(self.start(reading.later, reading.out, reading.later_places))
+        if reading.coming is not None:
+            with self.clock.busy("ssd"):
+                reading.out[reading.places] = reading.coming.result().view(np.uint32)
+            self.moved["ssd_read"] += reading.places.size * self._row_bytes
 
     def put(
         self, rows: Rows, words: Words, hotness: Hotness, keys_of: Callable[[Rows], Keys]

@@ -15,7 +15,9 @@ from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.ops.packing.native import aligned_empty
 from jaxsparse.processes import local_block, put_blocks
 from jaxsparse.state import EmbeddingState
+from jaxsparse.store.host_rows import HostRows, Reading
 from jaxsparse.store.pass_plan import PassPlan, SlabSwap
+from jaxsparse.store.row_format import to_words
 from jaxsparse.store.swap import cut_of, make_rows, put_rows, take_rows
 from jaxsparse.store.table_store import TableStore
 from jaxsparse.store.tier_clock import TierClock
@@ -29,7 +31,7 @@ TIDY_EVERY = 64
 
 
 class Mover:
-    """Rows of all tables; `fetch` and `land` on one thread, `cross` on the main one."""
+    """Rows of all tables; fetched and landed on one thread, `cross` is for the main one."""
 
     def __init__(self, emb: EmbeddingCollection, tables: Mapping[str, TableStore]) -> None:
         """Moves nothing yet."""
@@ -80,22 +82,35 @@ class Mover:
                 totals[way] = totals.get(way, 0) + count
         return totals
 
-    def fetch(self, plan: PassPlan) -> None:
-        """Reads the rows that come from the host, into blocks.
+    def start_fetch(self, plan: PassPlan) -> list[tuple[HostRows, Reading]]:
+        """Begins to read the rows that come from the host, into blocks; those that have left the
+        devices and not landed yet are read by `finish_fetch`.
 
         A block is a new array each time: on CPUs programs read it where it is. Notes how many rows
         each tier has before the pass is entered.
         """
         self._note_tiers(plan)
+        readings = []
         for swap in plan.swaps:
             if swap.coming.is_empty:
                 continue
             words = self._tables[swap.tables[0]].host.ram.num_words
             swap.words = aligned_empty((swap.coming.rows.size, words), np.uint32)
             for name, part in zip(swap.tables, swap.coming.tables, strict=True):
-                rows = plan.moves[name].in_rows
+                host, rows = self._tables[name].host, plan.moves[name].in_rows
                 if rows.size:
-                    swap.words[swap.coming.places[part]] = self._tables[name].host.read(rows)
+                    reading = host.start(rows, swap.words, swap.coming.places[part])
+                    readings.append((host, reading))
+        return readings
+
+    def finish_fetch(self, readings: list[tuple[HostRows, Reading]]) -> None:
+        """Waits until the rows are there.
+
+        Raises:
+            StoreError: a disk cannot be read, or a row there is damaged.
+        """
+        for host, reading in readings:
+            host.finish(reading)
 
     def cross(self, state: EmbeddingState, plan: PassPlan) -> EmbeddingState:
         """Dispatches the programs of the boundary; the state is donated.
@@ -116,7 +131,8 @@ class Mover:
         emb, index = self._emb, swap.index
         if not swap.leaving.is_empty:
             swap.left = take_rows(emb, index, slab, slots, self._put(index, swap.leaving.rows))
-            swap.left.copy_to_host_async()
+            for part in swap.left.values():
+                part.copy_to_host_async()
         if not swap.coming.is_empty:
             arrays = self._put(index, (swap.coming.rows, swap.words))
             slab, slots = put_rows(emb, index, slab, slots, *arrays)
@@ -151,12 +167,15 @@ class Mover:
         for swap in plan.swaps:
             if swap.left is None:
                 continue
+            slab = self._emb.layout.slabs[swap.index]
             with self._clock.busy("device"):
-                words = local_block(swap.left)
+                left = {name: local_block(part) for name, part in swap.left.items()}
             swap.left = None
             for name, part in zip(swap.tables, swap.leaving.tables, strict=True):
                 store, rows = self._tables[name], plan.moves[name].out_rows
-                block = words[swap.leaving.places[part]]
+                if not rows.size:
+                    continue
+                block = to_words(slab, left, swap.leaving.places[part])
                 if name in evicted:
                     stays = ~np.isin(rows, evicted[name])
                     rows, block = rows[stays], block[stays]

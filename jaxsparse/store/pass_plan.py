@@ -32,8 +32,8 @@ class SlabSwap:
     """As `make_rows` takes them; of no use where ``new`` is empty."""
     words: npt.NDArray[np.uint32] | None = None
     """``[N * K, W]`` of the rows that come, once they are read."""
-    left: jax.Array | None = None
-    """``[N * K, W]`` of the rows that left, once the pass was entered."""
+    left: dict[str, jax.Array] | None = None
+    """Weights and slots ``[N * K, ...]`` of the rows that left, once the pass was entered."""
 
 
 @dataclasses.dataclass

@@ -84,9 +84,9 @@ class Pass:
 class PassRun:
     """The passes over one dataset, one after another.
 
-    One thread plans and moves rows, in the order: plan of the next pass, landing of the rows that
-    left for this one, reading of the rows that come for the next one. So a row that leaves and is
-    wanted again at once has landed before it is read.
+    One thread plans and moves rows, in the order: plan of the next pass, reading of the rows on the
+    host that come for it, landing of the rows that left for this one, reading of those among them
+    that are wanted again at once.
     """
 
     def __init__(
@@ -183,11 +183,12 @@ class PassRun:
     def _move(self, planned: Future[PassPlan | None], before: PassPlan | None) -> None:
         """Behind the planning, on the same thread."""
         evicted = self._drop_evicted()
+        plan = None if planned.exception() else planned.result()
+        # Disks read while rows land.
+        readings = [] if plan is None else self._mover.start_fetch(plan)
         if before is not None:
             self._mover.land(before, evicted)
-        plan = None if planned.exception() else planned.result()
-        if plan is not None:
-            self._mover.fetch(plan)
+        self._mover.finish_fetch(readings)
 
     def _drop_evicted(self) -> dict[str, Rows]:
         evicted = {}

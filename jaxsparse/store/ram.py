@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 
 import numpy as np
@@ -93,5 +94,9 @@ def _reserve(num_slots: int, num_words: int) -> Words:
     num_bytes = max(num_slots * num_words * 4, 1)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     block = mmap.mmap(-1, num_bytes, flags=flags)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        # Rows lie anywhere: with small pages a fault or a missed translation costs more than a row.
+        with contextlib.suppress(OSError):  # a kernel without them
+            block.madvise(mmap.MADV_HUGEPAGE)
     words: Words = np.frombuffer(block, np.uint32, num_slots * num_words)
     return words.reshape(num_slots, num_words)

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from jax import lax
@@ -55,18 +56,27 @@ def num_words(slab: SlabLayout) -> int:
     return last.start + last.width
 
 
-def to_words(slab: SlabLayout, weights: jax.Array, slots: Slots) -> jax.Array:
-    """Rows ``[K, W]`` uint32 of weights ``[K, D]`` and slots; bits stay as they are."""
-    parts = []
+def to_words(
+    slab: SlabLayout, parts: Mapping[str, npt.NDArray[Any]], places: npt.NDArray[np.int64]
+) -> Words:
+    """Rows ``[n, W]`` of weights (named "") ``[K, D]`` and slots; bits stay as they are.
+
+    On the host: XLA CPU takes longer to put arrays side by side than to find their rows.
+
+    Args:
+        slab: of the rows.
+        parts: arrays by name.
+        places: ``[n]``: which of the K.
+    """
+    words = np.empty((places.size, num_words(slab)), np.uint32)
     for column in columns(slab):
-        values = slots[column.name] if column.name else weights
-        bits = lax.bitcast_convert_type(values, jnp.uint32)
-        parts.append(bits.reshape(bits.shape[0], column.width))
-    return jnp.concatenate(parts, axis=1)
+        bits = parts[column.name].view(np.uint32).reshape(-1, column.width)
+        words[:, column.start : column.start + column.width] = bits[places]
+    return words
 
 
 def from_words(slab: SlabLayout, words: jax.Array) -> tuple[jax.Array, Slots]:
-    """The inverse of `to_words`."""
+    """Weights ``[K, D]`` and slots of rows ``[K, W]``."""
     arrays = {}
     for column in columns(slab):
         part = words[:, column.start : column.start + column.width]

@@ -24,7 +24,7 @@ from jaxsparse.initializers import Initializer
 from jaxsparse.layout import SlabLayout
 from jaxsparse.ops.row_update import NATIVE_ROWS, XLA_ROWS, MovedRows, RowAccess
 from jaxsparse.optimizers import Slots
-from jaxsparse.store.row_format import from_words, to_words
+from jaxsparse.store.row_format import from_words
 
 MIN_BLOCK = 64
 """Fewest places of a block."""
@@ -50,13 +50,12 @@ def _on_mesh(emb: EmbeddingCollection, function: Any, in_specs: Any, out_specs: 
 def take_rows(
     emb: EmbeddingCollection, index: int, weights: jax.Array, slots: Slots, rows: jax.Array
 ) -> Any:
-    """Words ``[N * K, W]`` of local rows ``[N * K]``; 0 where there is none."""
-    slab = emb.layout.slabs[index]
+    """Weights (named "") and slots ``[N * K, ...]`` of local rows ``[N * K]``; 0 where there is
+    none."""
 
-    def local(weights: jax.Array, slots: Slots, rows: jax.Array) -> jax.Array:
+    def local(weights: jax.Array, slots: Slots, rows: jax.Array) -> Slots:
         read = _access(emb).read
-        values = {name: read(slot, rows) for name, slot in slots.items()}
-        return to_words(slab, read(weights, rows), values)
+        return {"": read(weights, rows), **{name: read(slot, rows) for name, slot in slots.items()}}
 
     cut = cut_of(emb, index)
     return _on_mesh(emb, local, (cut, cut, cut), cut)(weights, slots, rows)
