@@ -40,7 +40,7 @@ def host_bytes(table: TableSpec, num_rows: int) -> dict[str, int]:
     >>> from jaxsparse import Dynamic, TableSpec, Tiers
     >>> spec = TableSpec("t", embedding_dim=64, keys=Dynamic(10**9), tiers=Tiers(device_rows=10**7))
     >>> {what: f"{count / 1e9:.1f} GB" for what, count in host_bytes(spec, 10**9).items()}
-    {'keys': '50.4 GB', 'places': '0.2 GB', 'rows': '507.0 GB', 'disk index': '0.0 GB', \
+    {'keys': '50.4 GB', 'places': '0.2 GB', 'rows': '506.9 GB', 'disk index': '0.0 GB', \
 'buffers': '10.2 GB'}
     """
     tiers, on_device = table.tiers, min(device_rows(table), num_rows)
