@@ -66,8 +66,8 @@ def measure_hits(workload: HitWorkload | None = None) -> Result:
     hits, best = [], []
     for p in store.passes(one.batches(), batches_per_pass=one.batches_per_pass):
         state = store.enter(state, p)
-        best.append(np.mean([batch.labels.mean() for batch, _ in p.with_batches()]))
-        hits.append(p.facts["hit_rate"])
+        best.append(float(np.mean([batch.labels.mean() for batch, _ in p.with_batches()])))
+        hits.append(float(p.facts["hit_rate"]))
     store.close()
     steady = slice(one.steady_passes - PASSES, one.steady_passes)
     after = [h / b for h, b in zip(hits[-PASSES:], best[-PASSES:], strict=True)]

@@ -27,6 +27,8 @@ from benchmarks.report import (
     save,
     summary,
 )
+from benchmarks.tier_chart import draw_tiers
+from benchmarks.tier_hits import HitWorkload, hit_lines, measure_hits
 from benchmarks.tier_task import TierWorkload
 from benchmarks.turns import quartiles
 from benchmarks.workers import Worker, tier
@@ -43,6 +45,9 @@ SETUPS: dict[str, dict[str, Any]] = {
 }
 LEAST = {"ram": 0.85, "ssd, direct": 0.6, "ssd, cached": 0.7}
 """Share of the samples a second of all rows on the device."""
+CURVE = (1 / 2, 1 / 5, 1 / 10, 1 / 20)
+"""Slabs of the chart, over the rows of the table."""
+CURVE_SETUPS: dict[str, dict[str, Any]] = {name: {"tier": name} for name in ("ram", "ssd")}
 LEAST_ON_DISK = 0.8
 STEP_MS = (90.0, 110.0)
 """What a step takes with all rows on the device, for figures to quote."""
@@ -81,14 +86,34 @@ def compare(workload: TierWorkload, setups: Mapping[str, dict[str, Any]], rounds
     return {"workload": workload.as_dict(), "steps": steps, "setups": told}
 
 
-def measure(rounds: int = ROUNDS, workload: TierWorkload | None = None) -> Result:
-    """With and without admission.
+def measure_curve(workload: TierWorkload, rounds: int) -> Result:
+    """Samples a second by rows over device rows: slabs of several sizes, one after another."""
+    points = []
+    for slab_share in (None, *CURVE):
+        kinds = {"device": {"tier": "device"}} if slab_share is None else CURVE_SETUPS
+        fields = {} if slab_share is None else {"slab_share": slab_share}
+        one = compare(dataclasses.replace(workload, **fields), kinds, rounds)
+        for name, told in one["setups"].items():
+            ratio = told["end"]["size"] / told["end"]["device_rows"]
+            rate = told["samples_per_s"]
+            points.append({"tier": name, "rows_per_device_row": ratio, "samples_per_s": rate})
+    return {"rows": workload.rows, "points": points}
+
+
+def measure(
+    rounds: int = ROUNDS,
+    workload: TierWorkload | None = None,
+    hits_of: HitWorkload | None = None,
+) -> Result:
+    """Hits; set-ups with and without admission; the points of the chart.
 
     Args:
         rounds: turns of each set-up.
         workload: a smaller one is for tests.
+        hits_of: the same.
     """
     workload = workload or TierWorkload()
+    hits = measure_hits(hits_of)
     told = {
         f"admitted at {count}": compare(
             dataclasses.replace(workload, min_count=count), SETUPS, rounds
@@ -99,8 +124,10 @@ def measure(rounds: int = ROUNDS, workload: TierWorkload | None = None) -> Resul
         "benchmark": "tiers",
         "machine": machine(),
         "rounds": rounds,
+        "hits": hits,
         "compared": told,
-        "requirements": requirements(told),
+        "curve": measure_curve(workload, max(1, rounds // 4)),
+        "requirements": [*hits["requirements"], *requirements(told)],
     }
 
 
@@ -121,7 +148,7 @@ def requirements(compared: Mapping[str, Result]) -> list[Result]:
 
 def table(result: Result) -> str:
     """The result for people."""
-    lines = [describe_machine(result)]
+    lines = [describe_machine(result), *hit_lines(result["hits"])]
     for how, one in result["compared"].items():
         work = one["workload"]
         rows = [["", "samples/s", "share", "ms/step", "quartiles", "hits", "rows", "peak GB"]]
@@ -146,6 +173,11 @@ def table(result: Result) -> str:
             f"{one['setups']['device']['facts']['index']}, reader {reader}"
         )
         lines.append(grid(rows))
+    for point in result["curve"]["points"]:
+        lines.append(
+            f"{point['tier']:8s} {point['rows_per_device_row']:5.1f} rows a device row: "
+            f"{point['samples_per_s']:,.0f} samples/s"
+        )
     return "\n".join([*lines, summary(result["requirements"])])
 
 
@@ -160,6 +192,7 @@ def main() -> Result:
     workload = TierWorkload(rows=options.rows, num_keys=options.keys)
     result = measure(options.rounds, workload)
     save(result, options.out)
+    draw_tiers(result, options.out.with_suffix(".png"))
     print(table(result))
     return result
 

@@ -23,8 +23,9 @@ from jaxsparse.store.ssd.wanted import Span, Wanted, spans, take
 
 Implementation = Literal["io_uring", "pread", "python"]
 
-DEPTH = 64
-"""Reads in flight of a ring."""
+DEPTH = 128
+"""Reads in flight of a ring: on a virtual disk a fifth more rows a second than 64, and at 256 no
+more still."""
 RINGS = 2
 """Reads of rows that run side by side."""
 THREADS = 16
