@@ -108,6 +108,11 @@ def take_snapshot(
     return Snapshot(emb, arrays, _small_leaves(state), stored)
 
 
+def still(store: RowStore | None) -> contextlib.AbstractContextManager[None]:
+    """Keeps a row store as it is from the look at it until it is written."""
+    return contextlib.nullcontext() if store is None else store.still()
+
+
 def save_state(
     path: str | Path, emb: EmbeddingCollection, state: Any, store: RowStore | None = None
 ) -> Path:
@@ -135,8 +140,9 @@ def save_state(
     if final.exists():
         raise CheckpointError(f"{final}: exists; a checkpoint is never overwritten")
     temporary = final.with_name(f"{final.name}.tmp")
-    snapshot = take_snapshot(emb, state, store=store)
-    write_and_publish(emb.mesh, temporary, final, lambda: write_state(temporary, snapshot))
+    with still(store):
+        snapshot = take_snapshot(emb, state, store=store)
+        write_and_publish(emb.mesh, temporary, final, lambda: write_state(temporary, snapshot))
     return final
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-from jaxsparse.ckpt.checkpoint import load_state, take_snapshot, write_and_publish
+from jaxsparse.ckpt.checkpoint import load_state, still, take_snapshot, write_and_publish
 from jaxsparse.ckpt.durable import remove
 from jaxsparse.ckpt.errors import CheckpointError, DamagedError
 from jaxsparse.ckpt.host_state import HostState, pack_host_state, read_host_state
@@ -185,16 +185,19 @@ class CheckpointManager:
         if self.path(step).exists():
             raise CheckpointError(f"{self.path(step)}: exists; a checkpoint is never overwritten")
         host = pack_host_state(run)
-        snapshots = {
-            name: take_snapshot(
-                emb, one, self._copies.setdefault(name, {}) if background else None, store
-            )
-            for name, one in {"": state, **(others or {})}.items()
-        }
         notes = {"step": step, "metrics": _finite_numbers(metrics or {})}
         if not background:
-            self._write(step, snapshots, host, notes)
+            with still(store):
+                snapshots = {
+                    name: take_snapshot(emb, one, store=store)
+                    for name, one in {"": state, **(others or {})}.items()
+                }
+                self._write(step, snapshots, host, notes)
             return
+        snapshots = {
+            name: take_snapshot(emb, one, self._copies.setdefault(name, {}))
+            for name, one in {"": state, **(others or {})}.items()
+        }
 
         def write() -> None:
             try:

@@ -9,6 +9,7 @@ them: its rows go out as ``rows`` (Parquet: ``row``) instead of ``keys`` and com
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from jaxsparse.addressing import Addressing
 from jaxsparse.ckpt.arrays import open_array
 from jaxsparse.ckpt.blocks import Array, finish_reads
 from jaxsparse.ckpt.errors import CheckpointError
-from jaxsparse.ckpt.manifest import read_manifest
+from jaxsparse.ckpt.manifest import STORED, Manifest, read_manifest
 from jaxsparse.ckpt.row_files import RowFileError
 from jaxsparse.ckpt.row_formats import open_format
 from jaxsparse.dynamic import Dynamic
@@ -87,7 +88,8 @@ def import_rows(
 def export_rows(checkpoint: str | Path, table: str, path: str | Path) -> int:
     """Writes all rows of a saved table to a file, in float32; needs no mesh.
 
-    The order is that of the save, not of the keys: rows are streamed.
+    The order is that of the save, not of the keys: rows are streamed. Of a table with Dynamic keys
+    or tiers those rows that have keys; Dynamic keys are written as the int64 of the same 64 bits.
 
     Args:
         checkpoint: folder of a save.
@@ -106,29 +108,47 @@ def export_rows(checkpoint: str | Path, table: str, path: str | Path) -> int:
     tables = manifest["tables"]
     if table not in tables:
         raise CheckpointError(f"{folder}: no table {table!r}; tables: {list(tables)}")
-    hashed = tables[table]["keys"] != "identity"
-    order = Addressing(tables[table]["vocabulary_size"])
-    reader = open_array(folder, manifest, table, "rows")
     shape, dtype = manifest["leaves"][f"tables/{table}/rows"]
-
-    def blocks() -> Iterator[tuple[Array, slice]]:
-        for start in range(0, shape[0], BLOCK_ROWS):
-            part = slice(start, min(start + BLOCK_ROWS, shape[0]))
-            yield order.id_at(np.arange(part.start, part.stop)), part
+    if table in manifest.get(STORED, {}).get("tables", {}):
+        windows = partial(_stored_keys, folder, manifest, table, shape[0])
+        num_rows = int(shape[0])
+    else:
+        order = Addressing(tables[table]["vocabulary_size"])
+        windows = partial(_plain_keys, order, shape[0])
+        num_rows = order.vocabulary_size
+    reader = open_array(folder, manifest, table, "rows")
 
     def keys() -> Iterator[Array]:
-        for ids, _ in blocks():
-            yield ids[ids >= 0]
+        for found, there, _ in windows():
+            yield found[there]
 
     def vectors() -> Iterator[Array]:
-        for ids, part in blocks():
-            values = np.empty((len(ids), shape[1]), np.dtype(dtype))
-            finish_reads(reader.read_into(values, part.start))
-            yield values[ids >= 0].astype(np.float32)
+        for _, there, start in windows():
+            values = np.empty((len(there), shape[1]), np.dtype(dtype))
+            finish_reads(reader.read_into(values, start))
+            yield values[there].astype(np.float32)
 
-    num_rows = order.vocabulary_size
-    open_format(path).write(path, keys, vectors, (num_rows, shape[1]), hashed)
+    are_rows = tables[table]["keys"].startswith("hashed")
+    open_format(path).write(path, keys, vectors, (num_rows, shape[1]), are_rows)
     return num_rows
+
+
+def _plain_keys(order: Addressing, num_positions: int) -> Iterator[tuple[Array, Array, int]]:
+    """Ids, which of them there are, and the first position, window by window."""
+    for start in range(0, num_positions, BLOCK_ROWS):
+        ids = order.id_at(np.arange(start, min(start + BLOCK_ROWS, num_positions)))
+        yield ids, ids >= 0, start
+
+
+def _stored_keys(
+    folder: Path, manifest: Manifest, table: str, num_rows: int
+) -> Iterator[tuple[Array, Array, int]]:
+    """As `_plain_keys`, of a table of a row store: keys as they were saved."""
+    reader = open_array(folder, manifest, table, "keys")
+    for start in range(0, num_rows, BLOCK_ROWS):
+        keys = np.empty(min(BLOCK_ROWS, num_rows - start), np.uint64)
+        finish_reads(reader.read_into(keys, start))
+        yield keys.view(np.int64), np.ones(keys.size, bool), start
 
 
 def _has_string_keys(keys: Any) -> bool:

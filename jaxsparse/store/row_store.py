@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -324,18 +325,28 @@ class RowStore:
             for store in self._tables.values():
                 store.host.flush()
 
-    def contents(self, emb_state: EmbeddingState) -> StoreContents:
-        """All that the store and the state know of the tables, for a checkpoint.
-
-        Reads no row yet, and changes nothing; valid until the store or the state changes.
+    @contextlib.contextmanager
+    def still(self) -> Iterator[None]:
+        """Keeps the store as it is: other threads that would change or read it wait.
 
         Raises:
             RuntimeError: passes are under way: keys of batches to come have rows already.
         """
         self._check_open()
-        checks.check_state(emb_state, self.emb.layout_fingerprint)
         with self._lock:
-            self._check_free("contents")
+            self._check_free("save")
+            yield
+
+    def contents(self, emb_state: EmbeddingState) -> StoreContents:
+        """All that the store and the state know of the tables, for a checkpoint.
+
+        Reads no row yet, and changes nothing; valid inside one `still`.
+
+        Raises:
+            RuntimeError: as `still`.
+        """
+        checks.check_state(emb_state, self.emb.layout_fingerprint)
+        with self.still():
             tables = {
                 name: table_contents(self._access, emb_state, store)
                 for name, store in self._tables.items()
