@@ -57,7 +57,7 @@ def _tables(plan: Plan) -> list[str]:
         counts = f"{spec.vocabulary_size:,}", str(slab.dim), f"{block.rows:,}"
         rows.append((spec.name, block.placement + where, *counts, slab.name))
     more = len(blocks) - MAX_TABLES
-    return _align(rows, left=(0, 1, 5)) + ([f"... and {more} more"] if more > 0 else [])
+    return align(rows, left=(0, 1, 5)) + ([f"... and {more} more"] if more > 0 else [])
 
 
 def _devices(plan: Plan) -> list[str]:
@@ -74,7 +74,7 @@ def _devices(plan: Plan) -> list[str]:
         if s + 1 == len(lines) or lines[s + 1] != line:
             rows.append((str(s) if s == start else f"{start}-{s}", *line))
             start = s + 1
-    return _align(rows, left=(0,))
+    return align(rows, left=(0,))
 
 
 def _balance(plan: Plan) -> str:
@@ -86,7 +86,7 @@ def _balance(plan: Plan) -> str:
     )
 
 
-def _align(rows: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:
+def align(rows: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:
     """Columns two spaces apart, flush right but for those in ``left``."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [

@@ -24,6 +24,7 @@ from jaxsparse.ckpt.blocks import (
     write_array,
 )
 from jaxsparse.ckpt.manifest import STORED, Manifest, arrays_of, is_value_array, leaf_name
+from jaxsparse.store.census import Census
 from jaxsparse.store.contents import StoreContents, TableContents
 
 
@@ -159,3 +160,16 @@ class SavedPlain(_Saved):
             count = int(there.sum())
             yield slice(done, done + count), {n: a[there] for n, a in arrays.items()}
             done += count
+
+
+def saved_census(folder: Path, manifest: Manifest) -> dict[str, Census]:
+    """Where the rows of the tables of a row store lay when they were saved; needs no device."""
+    found = {}
+    for name in manifest.get(STORED, {}).get("tables", {}):
+        table = SavedRows(folder, manifest, name)
+        keys, hotness = table.column("keys"), table.column("hotness")
+        assert keys is not None and hotness is not None
+        scale = np.float32(1 / table.facts["hotness_weight"])
+        device, ram, ssd = table.facts["tier_rows"]
+        found[name] = Census(keys, hotness * scale, (device, ram, ssd))
+    return found

@@ -191,6 +191,7 @@ def _inspect(
     ] = None,
     /,
     step: Step = None,
+    tiers: Flag = False,
     ops: Flag = False,
     json: Json = False,
 ) -> int:
@@ -200,15 +201,19 @@ def _inspect(
 
     Args:
         step: Of the save to describe; default the latest.
+        tiers: Instead, where the rows of tables with dynamic keys or tiers lay at that save and how
+            hot they were, with a picture in RUN_DIR.
         ops: Instead, which implementation each operation takes on this machine, and why.
     """
     if ops:
-        if run_dir is not None or step is not None:
-            raise ConfigError("inspect --ops tells of this machine; leave RUN_DIR and --step out")
+        if run_dir is not None or step is not None or tiers:
+            raise ConfigError(
+                "inspect --ops tells of this machine; leave RUN_DIR, --step and --tiers out"
+            )
         return run_inspect_ops(only_json=json)
     if run_dir is None:
         raise ConfigError("inspect: name the RUN_DIR to show, or --ops")
-    return run_inspect(run_dir, step, only_json=json)
+    return run_inspect(run_dir, step, tiers=tiers, only_json=json)
 
 
 def _import(

@@ -8,26 +8,30 @@ from pathlib import Path
 from typing import Any
 
 from jaxsparse.ckpt import CheckpointManager
+from jaxsparse.cli.inspect_tiers import run_inspect_tiers
 from jaxsparse.cli.run_folder import CHECKPOINTS
 from jaxsparse.config import ConfigError
 
 
-def run_inspect(run_dir: str, step: int | None, *, only_json: bool) -> int:
+def run_inspect(run_dir: str, step: int | None, *, tiers: bool, only_json: bool) -> int:
     """Prints the saves, and what one of them holds; returns the exit code.
 
     Args:
         run_dir: folder of a run, or of checkpoints.
         step: of the save that is described; None is the latest.
+        tiers: describe where the rows of its row store lay instead.
         only_json: print the JSON line only.
     """
     manager = _manager(run_dir)
     steps = manager.steps()
     if not steps:
         raise ConfigError(f"{run_dir}: has no checkpoint")
-    saves = {number: manager.manifest(number) for number in steps}
     chosen = steps[-1] if step is None else step
-    if chosen not in saves:
+    if chosen not in steps:
         raise ConfigError(f"{run_dir}: no save at step {chosen}; there are {steps}")
+    if tiers:
+        return run_inspect_tiers(run_dir, manager, chosen, only_json=only_json)
+    saves = {number: manager.manifest(number) for number in steps}
     manifest = saves[chosen]
     if not only_json:
         for number, save in saves.items():

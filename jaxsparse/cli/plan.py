@@ -9,10 +9,13 @@ from typing import Any
 
 import jax
 
+from jaxsparse.cli.plan_tiers import describe_hosts, hosts_as_json, plan_hosts
 from jaxsparse.cli.resolve import config_errors, make_features, resolve
 from jaxsparse.cli.run_config import load_config
 from jaxsparse.config import ConfigError
 from jaxsparse.planner import Plan, load_of, plan
+from jaxsparse.resident import resident_table
+from jaxsparse.store.capacity import HostPlan
 
 MAX_DEVICES = 1 << 16
 """Most devices planned for, more than any job has: each costs time and memory here."""
@@ -37,13 +40,22 @@ def run_plan(
         features = make_features(config)
         tables = {feature.table.name: feature.table for feature in features}
         count = num_devices or config.mesh.devices or len(jax.devices())
-        made = plan(list(tables.values()), count, load=load_of(features))
-    print(json.dumps(_as_json(made)) if only_json else made.describe())
+        resident = [resident_table(table) for table in tables.values()]
+        made = plan(resident, count, load=load_of(features))
+        hosts = plan_hosts(list(tables.values()))
+    if only_json:
+        print(json.dumps(_as_json(made, hosts)))
+        return 0
+    print(made.describe())
+    if hosts:
+        print(f"\n{describe_hosts(hosts)}")
     return 0
 
 
-def _as_json(made: Plan) -> dict[str, Any]:
+def _as_json(made: Plan, hosts: dict[str, HostPlan]) -> dict[str, Any]:
+    stored = {"stored": hosts_as_json(hosts)} if hosts else {}
     return {
+        **stored,
         "devices": made.num_shards,
         "placements": dict(made.placements),
         "bytes_per_device": max(made.bytes_per_device),

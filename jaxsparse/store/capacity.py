@@ -1,60 +1,128 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a row store takes of the host's memory, said before anything is allocated."""
+"""Bytes that a full table of a row store takes, by tier, before anything is allocated."""
 
 from __future__ import annotations
 
+import dataclasses
+
+from jaxsparse.dynamic import TTL, BloomAdmission, Dynamic
 from jaxsparse.planner import slot_bytes, weight_bytes
-from jaxsparse.resident import device_rows
+from jaxsparse.resident import device_rows, most_rows
 from jaxsparse.specs import TableSpec
+from jaxsparse.store.growing import GROWTH, MIN_LENGTH
+from jaxsparse.store.ssd.layout import SegmentShape, rows_per_segment
+from jaxsparse.store.ssd.write_behind import IN_FLIGHT
 
-KEY_BYTES = 17
-"""Of the index, a key: at most, growth included."""
+INDEX_BYTES = 15.93
+"""Of the native key index per key with its key by row, measured at the worst of all sizes from 1 M
+to 50 M keys (benchmarks/results/index.json)."""
 
-ROW_BYTES = 29
-"""Of arrays with an entry a row: hotness, occurrences, last batch, place, slot in memory, two
-marks of four bytes each, and one that is a byte."""
+SCRATCH_BYTES = 8
+"""Per row: marks of the rows of a batch and of a pass."""
 
-GROWTH_SHARE = 1.15
-"""Arrays grow by 1.3: what they take of what is in use, on average."""
+SEGMENT_BYTES = 8 << 20
 
-PLACE_BYTES = 16
-"""Of a place on the devices: its code, who is there, whether it is free."""
-
-DISK_ROW_BYTES = 8 + 1.5 * 13
-"""Of a row on a disk: its location; checksum, key and mark of it and of half as much garbage."""
-
-DISK_BUFFER_BYTES = 7 * (8 << 20)
-"""Segments being filled and written."""
-
-MOVED_COPIES = 4
-"""Of the rows of half a slab, while they are read, cross the boundary and land."""
+DISK_INDEX_BYTES = 5
+"""Of host memory per row on a disk: its checksum, and whether it is released."""
 
 
-def host_bytes(table: TableSpec, num_rows: int) -> dict[str, int]:
-    """Bytes of the host's memory for a stored table, by what they are for.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HostPlan:
+    """One table of a row store when it is full; bytes are those of one process."""
 
-    Args:
-        table: with Dynamic keys or tiers.
-        num_rows: keys with a row.
+    row_bytes: int
+    """Of a row with its slots."""
+    device_rows: int
+    ram_rows: int
+    disk_rows: int
+    index_bytes: int
+    """Keys to row numbers and back; the most it takes at any size."""
+    counter_bytes: int
+    """What is known of every row and every place: counts, hotness, where it is; a filter."""
+    ram_bytes: int
+    """Rows in memory."""
+    disk_memory_bytes: int
+    """Memory for rows on disks: checksums, and segments that are being filled and written."""
+    disk_bytes: int
+    """Files of the rows on disks; twice as much where half of them is garbage."""
 
-    >>> from jaxsparse import Dynamic, TableSpec, Tiers
-    >>> spec = TableSpec("t", embedding_dim=64, keys=Dynamic(10**9), tiers=Tiers(device_rows=10**7))
-    >>> {what: f"{count / 1e9:.1f} GB" for what, count in host_bytes(spec, 10**9).items()}
-    {'keys': '50.4 GB', 'places': '0.2 GB', 'rows': '506.9 GB', 'disk index': '0.0 GB', \
-'buffers': '10.2 GB'}
+    @property
+    def host_bytes(self) -> int:
+        """All of the host's memory."""
+        parts = self.index_bytes, self.counter_bytes, self.ram_bytes, self.disk_memory_bytes
+        return sum(parts)
+
+
+def plan_host(table: TableSpec) -> HostPlan:
+    """What a stored table takes beyond the devices.
+
+    Keys that `CountAdmission` counts and that have no row yet are not in it: some 20 bytes each.
+
+    >>> user = TableSpec("user", embedding_dim=16, keys=Dynamic(1000))
+    >>> plan_host(user).ram_rows
+    0
     """
-    tiers, on_device = table.tiers, min(device_rows(table), num_rows)
-    row = weight_bytes(table, 1) + slot_bytes(table, 1)
-    elsewhere = 0 if tiers is None else num_rows - on_device
-    in_memory = elsewhere
-    if tiers is not None and tiers.host_rows is not None:
-        in_memory = min(elsewhere, tiers.host_rows)
-    on_disk = elsewhere - in_memory
-    buffers = 0 if tiers is None else MOVED_COPIES * on_device // 2 * row
-    return {
-        "keys": round(num_rows * (KEY_BYTES + ROW_BYTES * GROWTH_SHARE)),
-        "places": PLACE_BYTES * device_rows(table),
-        "rows": in_memory * row,
-        "disk index": round(on_disk * DISK_ROW_BYTES),
-        "buffers": buffers + (DISK_BUFFER_BYTES if on_disk else 0),
-    }
+    total, on_device = most_rows(table), device_rows(table)
+    tiers = table.tiers
+    beyond = total - on_device
+    in_ram = beyond if tiers is None or tiers.host_rows is None else min(tiers.host_rows, beyond)
+    on_disk = beyond - in_ram
+    row_bytes = weight_bytes(table, 1) + slot_bytes(table, 1)
+    has_disks = tiers is not None and bool(tiers.ssd)
+    return HostPlan(
+        row_bytes=row_bytes,
+        device_rows=on_device,
+        ram_rows=in_ram,
+        disk_rows=on_disk,
+        index_bytes=round(total * INDEX_BYTES),
+        counter_bytes=_counter_bytes(table, total, on_device, in_ram, has_disks),
+        ram_bytes=in_ram * row_bytes,
+        disk_memory_bytes=_disk_memory_bytes(on_disk, row_bytes),
+        disk_bytes=_disk_bytes(on_disk, row_bytes),
+    )
+
+
+def grown_length(length: int) -> int:
+    """Entries of an array that has grown, a few at a time, to hold ``length``.
+
+    >>> grown_length(1), grown_length(1500)
+    (1024, 1730)
+    """
+    size = MIN_LENGTH
+    while size < length:
+        size = int(size * GROWTH)
+    return size
+
+
+def _counter_bytes(
+    table: TableSpec, total: int, on_device: int, in_ram: int, has_disks: bool
+) -> int:
+    keys = table.keys
+    eviction = keys.eviction if isinstance(keys, Dynamic) else None
+    admission = keys.admission if isinstance(keys, Dynamic) else None
+    # Occurrences, last batch, hotness, place on the devices, whether it has values.
+    per_row = 4 + 4 + 4 + 4 + 1
+    per_row += 8 if isinstance(eviction, TTL) and eviction.seconds is not None else 0
+    per_row += 4 if on_device < total else 0  # slot in memory
+    per_row += 8 if has_disks else 0  # location on a disk
+    per_place = 4 + 4 + 8  # its row, free places, where it lies
+    fixed = admission.bytes if isinstance(admission, BloomAdmission) else 0
+    scratch = SCRATCH_BYTES * total
+    slots = 8 * grown_length(in_ram) if in_ram else 0
+    return per_row * grown_length(total) + per_place * on_device + slots + fixed + scratch
+
+
+def _disk_memory_bytes(rows: int, row_bytes: int) -> int:
+    if not rows:
+        return 0
+    # One being filled, others on their way; no more than there are.
+    pending = min((IN_FLIGHT + 1) * SEGMENT_BYTES, rows * (row_bytes + 8))
+    return DISK_INDEX_BYTES * rows + pending
+
+
+def _disk_bytes(rows: int, row_bytes: int) -> int:
+    full = rows_per_segment(SEGMENT_BYTES, row_bytes)
+    whole, rest = divmod(rows, full)
+    shape = SegmentShape(full, row_bytes, moved=False)
+    last = SegmentShape(rest, row_bytes, moved=False).file_bytes if rest else 0
+    return whole * shape.file_bytes + last

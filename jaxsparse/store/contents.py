@@ -17,6 +17,7 @@ from jaxsparse.layout import SlabLayout
 from jaxsparse.specs import TableSpec
 from jaxsparse.state import EmbeddingState
 from jaxsparse.store.access import StoredRows
+from jaxsparse.store.census import Census
 from jaxsparse.store.residency import NOWHERE
 from jaxsparse.store.row_format import Words, columns, read_column
 from jaxsparse.store.saved_table import COLUMNS, DEFAULT
@@ -120,9 +121,18 @@ def table_contents(access: StoredRows, state: EmbeddingState, store: TableStore)
         facts={
             "device_rows": store.residency.num_places,
             "hotness_weight": known.hotness.weight,
+            "tier_rows": store.tier_rows(),
         },
         read=read,
     )
+
+
+def census_of(store: TableStore) -> Census:
+    """Hotness and tier of every row; nothing may be under way."""
+    known = store.known
+    rows = _in_storage_order(store)
+    hotness = known.hotness.of(rows) * np.float32(1 / known.hotness.weight)
+    return Census(known.index.keys_of(rows), hotness, store.tier_rows())
 
 
 def _in_storage_order(store: TableStore) -> Rows:

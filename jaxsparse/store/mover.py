@@ -68,11 +68,8 @@ class Mover:
             disks = store.host.disks
             live, garbage = (0, 0) if disks is None else disks.rows()
             all_rows, all_garbage = all_rows + live + garbage, all_garbage + garbage
-            plan.facts["tables"][name] |= {
-                "device_rows": store.residency.num_resident,
-                "host_rows": len(store.host.ram),
-                "ssd_rows": live,
-            }
+            names = ("device_rows", "host_rows", "ssd_rows")
+            plan.facts["tables"][name] |= dict(zip(names, store.tier_rows(), strict=True))
         plan.facts["garbage"] = all_garbage / max(all_rows, 1)
 
     def _bytes(self) -> dict[str, int]:

@@ -23,7 +23,8 @@ from jaxsparse.processes import is_shared
 from jaxsparse.specs import is_positive_int
 from jaxsparse.state import EmbeddingState
 from jaxsparse.store.access import StoredRows
-from jaxsparse.store.contents import StoreContents, table_contents
+from jaxsparse.store.census import Census
+from jaxsparse.store.contents import StoreContents, census_of, table_contents
 from jaxsparse.store.mover import Mover
 from jaxsparse.store.passes import Pass, PassRun
 from jaxsparse.store.planner import MAX_BATCHES, Planner
@@ -382,6 +383,13 @@ class RowStore:
             if step is not None:
                 self._step = step
         return emb_state
+
+    def census(self, table: str) -> Census:
+        """Which rows of a table are hot, and in which tier each lies."""
+        with self._lock:
+            store = self._table(table)
+            self._settle()
+            return census_of(store)
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """By table, since the store was made: ``size`` (keys with a row), ``lookups`` and

@@ -63,6 +63,12 @@ class TableStore:
         """Bytes of a row with its slots."""
         return 4 * self.host.ram.num_words
 
+    def tier_rows(self) -> tuple[int, int, int]:
+        """Rows on the devices, in memory and on disks."""
+        disks = self.host.disks
+        on_disk = 0 if disks is None else disks.rows()[0]
+        return self.residency.num_resident, len(self.host.ram), on_disk
+
     def stats(self) -> dict[str, Any]:
         """For people; see `RowStore.stats`."""
         known, host = self.known, self.host

@@ -34,7 +34,10 @@ def test_what_is_missing_is_told(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("runs/a", "--ops"), "inspect --ops tells of this machine; leave RUN_DIR and --step out"),
+        (
+            ("runs/a", "--ops"),
+            "inspect --ops tells of this machine; leave RUN_DIR, --step and --tiers out",
+        ),
         ((), "inspect: name the RUN_DIR to show, or --ops"),
     ],
 )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 
 import pytest
 
@@ -12,6 +13,7 @@ from jaxsparse.cli.resolve import make_features, resolve
 from jaxsparse.cli.run_config import RunConfig, load_config
 from jaxsparse.config import ConfigError, to_table
 from jaxsparse.config_text import to_toml
+from tests.cli.commands import captured
 
 TOML = """
 [data]
@@ -109,3 +111,22 @@ def test_what_cannot_be_is_refused_by_name(
 def test_a_number_of_rows_beside_dynamic_keys_is_refused(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ValueError, match="vocabulary_size must be None with Dynamic keys"):
         make_features(read(tmp_path, "tables.user.vocabulary_size=5"))
+
+
+def test_the_plan_tells_bytes_by_tier(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(TOML + "[model]\nbottom = [16]\n")
+    told = captured("plan", str(path), "--json").result["stored"]
+    assert set(told) == {"user", "item"}
+    user = told["user"]
+    assert [user[f"{tier}_rows"] for tier in ("device", "ram", "disk")] == [100, 200, 700]
+    assert user["row_bytes"] == 128 and user["ram_bytes"] == 200 * 128
+    assert user["host_bytes"] < 2**20 and told["item"]["disk_bytes"] == 0
+    text = captured("plan", str(path)).out
+    (line,) = [line for line in text.splitlines() if "100 rows 12.5 KiB" in line]
+    assert line.split()[:3] == ["user", "128", "B"] and "700 rows 100.0 KiB" in line
+    total = sum(table["host_bytes"] for table in told.values())
+    assert f"host memory for rows: {total / 2**20:.1f} MiB ({total:,}); disks: 100.0 KiB" in text
+    # The devices hold places and the shared row of keys without one.
+    assert re.search(r"^user +\w+ +101 ", text, re.M)
+    assert "stored" not in captured("plan", "--json").result
