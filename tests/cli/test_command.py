@@ -194,9 +194,9 @@ def test_check_fails_where_a_mesh_loses_something(
 ) -> None:
     original = jaxsparse.cli.check.state_leaves
 
-    def spoil(emb: Any, state: Any) -> dict[str, Any]:
-        leaves = original(emb, state)
-        if emb.num_shards > 1 and int(state.step):
+    def spoil(emb: Any, *state: Any) -> dict[str, Any]:
+        leaves = original(emb, *state)
+        if emb.num_shards > 1 and int(state[0].step):
             leaves["tables/user/rows"] = leaves["tables/user/rows"] * np.float32(1.5)
         return leaves
 

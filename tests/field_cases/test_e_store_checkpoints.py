@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Field cases E of row stores that are saved, and B08 of what is exported.
+"""Field cases E of row stores that are saved.
 
 Decided here: a save waits for nothing but keeps threads that evict waiting; it is refused while
 passes are under way. An array that is missing is an error, not an initial value.
@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import jaxsparse as js
-from jaxsparse.ckpt.rows import export_rows
 from jaxsparse.testing import assert_trees_equal
 from tests.store.checkpoints import SETUPS, contents, restore, save, stored
 from tests.store.stores import Stored, dynamic
@@ -142,15 +141,3 @@ def test_e13_saving_twice_gives_the_same_and_moves_nothing(tmp_path):
         for name in ("ram_written_bytes", "ssd_written_bytes", "size", "lookups", "evictions"):
             assert after[name] == before[name]
         assert after["ssd"]["appended_rows"] == before["ssd"]["appended_rows"]
-
-
-def test_b08_the_largest_keys_are_exported_with_their_rows(tmp_path):
-    keys = np.array([2**63 - 1, 2**63, 2**64 - 1, 0, 1], np.uint64)
-    with Stored([js.FeatureSpec("f", dynamic("t", tiers=js.Tiers(device_rows=5)))]) as trained:
-        trained.train([{"f": keys}, {"f": np.arange(10, 14, dtype=np.uint64)}])
-        want = trained.read(keys)
-        path = save(trained, tmp_path / "saved")
-    assert export_rows(path, "t", tmp_path / "rows.npz") == 9
-    with np.load(tmp_path / "rows.npz") as file:
-        found = dict(zip(file["keys"].view(np.uint64).tolist(), file["vectors"], strict=True))
-    assert [found[key].tobytes() for key in keys.tolist()] == [row.tobytes() for row in want]
