@@ -40,7 +40,7 @@ def run_inspect_tiers(
         )
     history = _history(Path(run_dir, METRICS), step)
     told = {name: {"rows": census.keys.size, **census.summary()} for name, census in tables.items()}
-    last = next((row["tables"] for row in reversed(history) if "tables" in row), {})
+    last: dict[str, Any] = next((row["tables"] for row in reversed(history) if "tables" in row), {})
     for name, rates in last.items():
         told[name] |= {rate: rates[rate] for rate in RATES}
     if not only_json:
