@@ -126,7 +126,6 @@ def test_a_table_without_a_key(tmp_path):
 
 
 def test_small_rows_go_as_they_would_have(tmp_path):
-    """What `L2Norm` gives up depends on which rows are leaving the devices: that is restored."""
     options = {"eviction": js.L2Norm(below=0.12), "capacity": 44}
     data, tiers = log(5, 40, num_keys=44), SETUPS["ram"](None)
     with stored(tiers, **options) as trained:
