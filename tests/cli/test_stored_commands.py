@@ -124,3 +124,26 @@ def test_folders_in_use_and_disks_that_cannot_be_used(
     assert f"{tmp_path / 'file'}: cannot be used for rows: " in done.err
     assert [path.name for path in (tmp_path / "disk").iterdir()] == [used.name]
     assert (used / LOCK).exists()
+
+
+def test_the_best_state_of_a_run_is_that_of_a_save(
+    files: pathlib.Path, in_an_empty_folder: pathlib.Path
+) -> None:
+    dynamic = "tables.user.keys={kind='dynamic', capacity=50}"
+    rest = ("train.keep_best=true", "train.eval_every=3", "mesh.devices=1")
+    where = f"data.dir={files.parent}"
+    options = sets(dynamic, where, "tables.thing.vocabulary_size=20", *rest)
+    done = captured("train", str(files), "--run-dir", "runs/best", *options)
+    assert done.code == 0, done.err
+    evaluations = [row for row in rows_of(pathlib.Path("runs/best")) if row["kind"] == "eval"]
+    best = max(evaluations, key=lambda row: float(row["auc"]))
+    assert done.result["step"] == best["step"]
+    assert done.result["auc"] == pytest.approx(best["auc"])
+
+
+@pytest.mark.slow
+def test_check_compares_the_rows_of_a_store_by_key(in_an_empty_folder: pathlib.Path) -> None:
+    small = [one for one in SMALL if not one.startswith("mesh")]
+    done = captured("check", str(EXAMPLE), "--devices", "2", "--json", *sets(*small))
+    assert done.code == 0 and done.result["agree"]
+    assert {"tables/user/rows", "tables/user/slot.accumulator"} <= set(done.result["shares"])
