@@ -13,6 +13,7 @@ from jaxsparse.cli.commands import commands
 from jaxsparse.cli.run_config import SYNTHETIC, RunConfig
 from jaxsparse.cli.schedules import Rate
 from jaxsparse.config import parse, read_toml
+from jaxsparse.dynamic import Dynamic
 
 TEXT = (pathlib.Path(__file__).parents[1] / "docs" / "command_line.md").read_text()
 
@@ -23,8 +24,11 @@ def test_the_tables_of_the_documentation_are_read() -> None:
     for block in blocks:
         table = {**read_toml(SYNTHETIC), **tomllib.loads(block)}
         config = parse(RunConfig, table, "docs/command_line.md")
-        assert callable(config.optimizer.learning_rate)
-        assert callable(config.table_defaults.optimizer.learning_rate)
+        if "learning_rate" in block:
+            assert callable(config.optimizer.learning_rate)
+            assert callable(config.table_defaults.optimizer.learning_rate)
+        if "dynamic" in block:
+            assert isinstance(config.tables["user"].keys, Dynamic)
 
 
 def test_every_command_and_every_rate_is_described() -> None:

@@ -13,12 +13,14 @@ README = ROOT / "README.md"
 
 def test_readme_python_runs(capsys) -> None:  # type: ignore[no-untyped-def]
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     namespace: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, str(README), "exec"), namespace)
-    auc = float(capsys.readouterr().out.strip().splitlines()[-1])
-    assert 0.5 < auc <= 1.0
+    auc, rows = capsys.readouterr().out.strip().splitlines()[-2:]
+    assert 0.5 < float(auc) <= 1.0
+    size, *by_tier = map(int, rows.split())
+    assert size == 160 == sum(by_tier) and all(by_tier)
 
 
 def test_readme_example_is_within_the_first_forty_lines() -> None:

@@ -73,6 +73,7 @@ def draw_tiers(tables: Mapping[str, Census], history: Sequence[Mapping[str, Any]
     axes = figure.subplots(2 if passes else 1, columns, squeeze=False)
     for axis, (name, census) in zip(axes[0], tables.items(), strict=False):
         _draw_hotness(axis, name, census)
+    axes[0][0].set_ylabel("hotness (decayed occurrences)")
     for axis in axes[0][len(tables) :]:
         axis.set_axis_off()
     if passes:
@@ -99,8 +100,7 @@ def _draw_hotness(axis: Axes, name: str, census: Census) -> None:
             floor = np.maximum(hotness[shown], 1e-4)
             axis.plot(rank[shown], floor, ".", ms=3, color=color, label=text)
     axis.set(xscale="log", yscale="log", title=name, xlabel="rank")
-    axis.set_ylabel("hotness (decayed occurrences)")
-    axis.legend(frameon=False, fontsize=8, markerscale=3)
+    axis.legend(frameon=False, fontsize=8, markerscale=3, reverse=True)
     axis.grid(alpha=0.3)
 
 

@@ -29,7 +29,7 @@ def test_the_built_in_example_is_the_one_in_examples() -> None:
     assert (EXAMPLES / "synthetic.toml").read_bytes() == SYNTHETIC.read_bytes()
 
 
-@pytest.mark.parametrize("name", ["synthetic", "frappe", "criteo", "clicks"])
+@pytest.mark.parametrize("name", ["synthetic", "frappe", "criteo", "clicks", "dynamic"])
 def test_every_example_can_be_planned(name: str) -> None:
     assert main(["plan", str(EXAMPLES / f"{name}.toml")]) == 0
 
