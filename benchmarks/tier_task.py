@@ -201,6 +201,9 @@ class TierTask:
         self.batches.draw((self.workload.passes + 1) * self.workload.batches_per_pass)
         self.store.stats()
 
+    def settle(self) -> None:
+        """Every pass has waited for its last step."""
+
     def set_threads(self, count: int) -> None:
         raise ValueError("XLA's threads are given when the process starts")
 
@@ -216,7 +219,8 @@ class TierTask:
 
     def memory(self) -> dict[str, Any]:
         """Resident now and at most, before the tables; rows by tier; means of the passes timed."""
-        names = [name for name, value in self.passes[0].items() if name != "batches"]
+        numbers = (name for name, value in self.passes[0].items() if not isinstance(value, dict))
+        names = [name for name in numbers if name != "batches"]
         means = {name: float(np.mean([one[name] for one in self.passes])) for name in names}
         return {
             "resident_bytes": resident_bytes(),

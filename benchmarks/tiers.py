@@ -126,7 +126,7 @@ def measure(
         "rounds": rounds,
         "hits": hits,
         "compared": told,
-        "curve": measure_curve(workload, max(1, rounds // 4)),
+        "curve": measure_curve(workload, max(2, rounds // 4)),
         "requirements": [*hits["requirements"], *requirements(told)],
     }
 
