@@ -35,7 +35,8 @@ def checked_rows(rows: npt.ArrayLike) -> Int32s:
     _check_vector("rows", array)
     if array.dtype != np.int32:
         # What int32 does not hold is no row of any index; -1 is not live either.
-        array = np.where((array >= 0) & (array <= MAX_CAPACITY), array, -1).astype(np.int32)
+        held = (array >= 0) & (array <= MAX_CAPACITY)
+        array = np.where(held, array.astype(np.int32), np.int32(-1))
     return np.ascontiguousarray(array)
 
 
