@@ -128,10 +128,7 @@ class StoredRows:
             raise ValueError(f"write {name!r}: keys must be distinct; write each row once")
         known = store.known
         numbers = known.add_keys(keys, step)
-        is_made = store.residency.is_made(numbers)
-        words = np.empty((keys.size, store.host.ram.num_words), np.uint32)
-        words[is_made] = self._words_of(state, store, numbers[is_made])
-        words[~is_made] = self._initial(store, keys[~is_made])
+        words = self.read_rows(state, store, numbers)
         write_column(store.slab, words, "", values)
         places = store.residency.places(numbers)
         here = places != NOWHERE
