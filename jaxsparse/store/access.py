@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -38,11 +37,9 @@ ROWS_AT_A_TIME = 1 << 16
 class StoredRows:
     """Reads and writes; nothing may be under way meanwhile."""
 
-    def __init__(
-        self, emb: EmbeddingCollection, init_words: Array, tables: Mapping[str, TableStore]
-    ) -> None:
+    def __init__(self, emb: EmbeddingCollection, init_words: Array) -> None:
         """Takes the words new rows are drawn from."""
-        self._emb, self._init_words, self._tables = emb, init_words, tables
+        self._emb, self._init_words = emb, init_words
 
     def read_column(self, state: EmbeddingState, store: TableStore, keys: Keys, name: str) -> Array:
         """Weights (name "") or a slot of keys ``[n]``."""

@@ -98,7 +98,7 @@ class RowStore:
             self._close_tables()
             raise
         self._mover = Mover(emb, self._tables)
-        self._access = StoredRows(emb, np.array(emb_state.init_words), self._tables)
+        self._access = StoredRows(emb, np.array(emb_state.init_words))
         self._worker = ThreadPoolExecutor(1, "jaxsparse-rows")
         self._ladders = {True: Ladder(), False: Ladder()}
         self._run: PassRun | None = None
@@ -377,7 +377,7 @@ class RowStore:
         checks.check_state(emb_state, self.emb.layout_fingerprint)
         with self._lock:
             self._check_free("refill")
-            self._access = StoredRows(self.emb, np.array(emb_state.init_words), self._tables)
+            self._access = StoredRows(self.emb, np.array(emb_state.init_words))
             for name, table in saved.items():
                 emb_state = refill(self.emb, emb_state, self._tables[name], table)
             if step is not None:
