@@ -56,11 +56,19 @@ class Mover:
             for tier, seconds in clock.waited(waited_from, waited_to).items():
                 waits[tier] += seconds
             clock.clear()
-        before, self._moved = self._moved, self._bytes()
+        before, self._moved = self._moved, self.bytes_moved()
         return {
             **{f"{tier}_wait_s": seconds for tier, seconds in waits.items()},
-            **{f"{way}_bytes": n - before.get(way, 0) for way, n in self._moved.items()},
+            **{name: count - before.get(name, 0) for name, count in self._moved.items()},
         }
+
+    def bytes_moved(self) -> dict[str, int]:
+        """Bytes of all tables by tier and direction, so far; waits for nothing."""
+        totals: dict[str, int] = {}
+        for store in self._tables.values():
+            for way, count in store.host.moved.items():
+                totals[f"{way}_bytes"] = totals.get(f"{way}_bytes", 0) + count
+        return totals
 
     def _note_tiers(self, plan: PassPlan) -> None:
         all_rows = all_garbage = 0
@@ -71,13 +79,6 @@ class Mover:
             names = ("device_rows", "host_rows", "ssd_rows")
             plan.facts["tables"][name] |= dict(zip(names, store.tier_rows(), strict=True))
         plan.facts["garbage"] = all_garbage / max(all_rows, 1)
-
-    def _bytes(self) -> dict[str, int]:
-        totals: dict[str, int] = {}
-        for store in self._tables.values():
-            for way, count in store.host.moved.items():
-                totals[way] = totals.get(way, 0) + count
-        return totals
 
     def start_fetch(self, plan: PassPlan) -> list[tuple[HostRows, Reading]]:
         """Begins to read the rows that come from the host, into blocks; those that have left the

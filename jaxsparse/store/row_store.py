@@ -246,11 +246,7 @@ class RowStore:
 
     def bytes_moved(self) -> dict[str, int]:
         """Bytes of all tables by tier and direction, so far; waits for nothing."""
-        totals: dict[str, int] = {}
-        for store in self._tables.values():
-            for name, count in store.host.moved.items():
-                totals[f"{name}_bytes"] = totals.get(f"{name}_bytes", 0) + count
-        return totals
+        return self._mover.bytes_moved()
 
     def write(
         self, emb_state: EmbeddingState, table: str, keys: npt.ArrayLike, rows: npt.ArrayLike
