@@ -17,8 +17,9 @@ from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.ladder import Ladder
 from jaxsparse.layout import SlabLayout
 from jaxsparse.packed_batch import PackedBatch, PreparedBatch, ship_batch
-from jaxsparse.specs import FeatureSpec, TableSpec
+from jaxsparse.specs import FeatureSpec
 from jaxsparse.state import EmbeddingState
+from jaxsparse.store.blocks import codes_of
 from jaxsparse.store.row_store import RowStore
 from jaxsparse.store.swap import block_size, cut_of
 from jaxsparse.store.translate import KeyedBatch, keyed_batch
@@ -127,9 +128,5 @@ def _no_slots(slab: SlabLayout, num_rows: int, sharding: NamedSharding) -> dict[
 
 def _codes(emb: EmbeddingCollection, table: str) -> npt.NDArray[np.int64]:
     """Code of every place of a table."""
-    slab, index = emb.layout.find(table)
-    block = slab.tables[index]
-    spec: TableSpec = block.spec
-    shard, row = block.locate(np.arange(spec.vocabulary_size), emb.num_shards)
-    codes: npt.NDArray[np.int64] = shard * slab.rows_per_shard + row
-    return codes
+    slab, number = emb.layout.find(table)
+    return codes_of(emb, table, np.arange(slab.tables[number].spec.vocabulary_size))
