@@ -44,6 +44,7 @@ from jaxsparse.ckpt.manifest import (
     is_value_array,
     leaf_name,
     read_manifest,
+    stored_facts,
     write_manifest,
 )
 from jaxsparse.ckpt.processes import agree, is_writer
@@ -391,7 +392,7 @@ def _fill_plain(
 ) -> EmbeddingState:
     """The state, donated, with all tables that are on the devices as they were saved."""
     readers: dict[tuple[str, str], Any] = {}
-    saved_stored = manifest.get(STORED, {}).get("tables", {})
+    saved_stored = stored_facts(manifest)
     was_stored = [name for name in saved_stored if name not in emb.stored_tables]
     for name in emb.tables:
         for array in arrays_of(manifest, name):
@@ -410,7 +411,7 @@ def _saved_tables(
     folder: Path, emb: EmbeddingCollection, manifest: Manifest
 ) -> dict[str, SavedRows | SavedPlain]:
     """Tables for a row store that were saved; others are new."""
-    saved_stored = manifest.get(STORED, {}).get("tables", {})
+    saved_stored = stored_facts(manifest)
     return {
         name: (SavedRows if name in saved_stored else SavedPlain)(folder, manifest, name)
         for name in emb.stored_tables
