@@ -186,18 +186,16 @@ class CheckpointManager:
             raise CheckpointError(f"{self.path(step)}: exists; a checkpoint is never overwritten")
         host = pack_host_state(run)
         notes = {"step": step, "metrics": _finite_numbers(metrics or {})}
-        if not background:
-            with still(store):
-                snapshots = {
-                    name: take_snapshot(emb, one, store=store)
-                    for name, one in {"": state, **(others or {})}.items()
-                }
+        with still(store):
+            snapshots = {
+                name: take_snapshot(
+                    emb, one, self._copies.setdefault(name, {}) if background else None, store
+                )
+                for name, one in {"": state, **(others or {})}.items()
+            }
+            if not background:
                 self._write(step, snapshots, host, notes)
-            return
-        snapshots = {
-            name: take_snapshot(emb, one, self._copies.setdefault(name, {}))
-            for name, one in {"": state, **(others or {})}.items()
-        }
+                return
 
         def write() -> None:
             try:
