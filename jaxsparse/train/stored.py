@@ -152,14 +152,14 @@ def summarise(passes: Sequence[dict[str, Any]], moved: dict[str, int]) -> dict[s
     if not passes:
         return {}
     sums = {name: sum(facts[name] for facts in passes) for name in SUMS}
-    weights = [facts["batches"] for facts in passes]
-    hits = [facts["hit_rate"] for facts in passes]
+    counted = [counts for facts in passes for counts in facts["tables"].values()]
+    hits, lookups = (sum(counts[what] for counts in counted) for what in ("hits", "lookups"))
     return {
         "passes": len(passes),
         "batches_per_pass": sums.pop("batches") / len(passes),
         **sums,
         **moved,
-        "hit_rate": sum(w * r for w, r in zip(weights, hits, strict=True)) / sum(weights),
+        "hit_rate": hits / max(lookups, 1),
         **{f"{what}_wait_ms": 1e3 * sum(f[f"{what}_wait_s"] for f in passes) for what in WAITS},
         "garbage": passes[-1]["garbage"],
         "tables": {name: _of_table(passes, name) for name in passes[-1]["tables"]},
