@@ -8,7 +8,8 @@ import pytest
 import jaxsparse as js
 from jaxsparse.testing import assert_trees_equal
 from tests.ckpt.runs import without_times
-from tests.train.test_stored import NUM_KEYS, SETUPS, STEPS, dataset, outcome, trainer_of
+from tests.store.checkpoints import SETUPS
+from tests.train.test_stored import NUM_KEYS, STEPS, dataset, outcome, trainer_of
 
 OPTIONS = {"steps": STEPS, "log_every": 5, "progress": False}
 BY_TIER = {f"{name}_bytes" for name in ("ram_read", "ram_written", "ssd_read", "ssd_written")}
