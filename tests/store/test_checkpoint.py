@@ -127,7 +127,8 @@ def test_a_table_without_a_key(tmp_path):
 
 def test_small_rows_go_as_they_would_have(tmp_path):
     options = {"eviction": js.L2Norm(below=0.12), "capacity": 44}
-    data, tiers = log(5, 40, num_keys=44), SETUPS["ram"](None)
+    # A log in which other places on the devices would let other rows go.
+    data, tiers = log(7, 40, num_keys=44), SETUPS["ram"](None)
     with stored(tiers, **options) as trained:
         trained.train(data[:20])
         save(trained, tmp_path / "saved")
