@@ -112,3 +112,24 @@ def test_residency_equals_a_dict():
         assert sorted(at) == sorted(known.resident().tolist())
         assert len(set(at.values())) == len(at) <= 12
         assert known.num_resident == len(at)
+
+
+def test_a_residency_that_is_tidied_gives_places_as_one_that_is_restored():
+    saved, hotness = Residency("t", 8), Hotness()
+    nobody, no_next = int32s([]), np.zeros(0, bool)
+
+    def place(known, new, **options):
+        numbers = np.zeros(new.size, np.uint64)
+        moves = known.plan(nobody, new, numbers, no_next, hotness, **options)
+        known.commit(moves)
+        return moves.new_places.tolist()
+
+    assert place(saved, int32s(range(6))) == list(range(6))
+    for row in (1, 4):
+        saved.forget(int32s([row]))
+    # Lent to an evaluation: the place given back last comes first.
+    assert place(saved, int32s([-1]), is_lent=True) == [4]
+    saved.tidy()
+    live, restored = saved.resident(), Residency("t", 8)
+    restored.take_in(live, saved.places(live))
+    assert place(saved, int32s([7, 8, 9])) == place(restored, int32s([7, 8, 9])) == [1, 4, 6]
