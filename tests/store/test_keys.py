@@ -149,7 +149,7 @@ def test_small_norms_go_when_the_table_is_nearly_full():
 
 
 @pytest.mark.parametrize("eviction", [js.LRU(), js.LFU(), js.TTL(steps=3)], ids=str)
-def test_what_happens_to_keys_does_not_depend_on_passes_or_tiers(eviction):
+def test_what_happens_to_keys_does_not_depend_on_passes_or_tiers(eviction, tmp_path):
     rng = np.random.default_rng(2)
     batches = [{"f": rng.zipf(1.3, 6) % 90} for _ in range(60)]
     results = []
@@ -158,6 +158,7 @@ def test_what_happens_to_keys_does_not_depend_on_passes_or_tiers(eviction):
         (None, 1, 7),
         (js.Tiers(device_rows=8), 1, None),
         (js.Tiers(device_rows=12), 4, 3),
+        (js.Tiers(device_rows=8, host_rows=3, ssd=[tmp_path]), 1, None),
     ):
         keys = {"admission": js.CountAdmission(2), "eviction": eviction}
         table = dynamic("t", 20, 2, js.Adagrad(0.5), tiers, **keys)
@@ -165,7 +166,11 @@ def test_what_happens_to_keys_does_not_depend_on_passes_or_tiers(eviction):
             trained.train(batches, batches_per_pass=most)
             kept = trained.keys()
             results.append((kept, trained.read(kept).tobytes(), trained.slots(kept)))
-            assert trained.store.stats()["t"]["evictions"] > 5
+            stats = trained.store.stats()["t"]
+            assert stats["evictions"] > 5
+            # Rows that were given up are nowhere.
+            on_tiers = [stats[f"{tier}_rows"] for tier in ("device", "host", "ssd")]
+            assert sum(on_tiers) == len(kept)
     first = results[0]
     for keys, rows, slots in results[1:]:
         assert keys == first[0]
