@@ -20,11 +20,9 @@ from jaxsparse.store.pass_plan import PassPlan, SlabSwap
 from jaxsparse.store.row_format import to_words
 from jaxsparse.store.swap import cut_of, make_rows, put_rows, take_rows
 from jaxsparse.store.table_store import TableStore
-from jaxsparse.store.tier_clock import TierClock
+from jaxsparse.store.tier_clock import TIERS, TierClock
 
 Rows = npt.NDArray[np.int32]
-
-TIERS = ("device", "ram", "ssd")
 
 TIDY_EVERY = 64
 """Passes between looks at how much of the disks is garbage."""

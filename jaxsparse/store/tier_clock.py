@@ -7,6 +7,9 @@ import contextlib
 import time
 from collections.abc import Iterator
 
+TIERS = ("device", "ram", "ssd")
+"""Where rows may lie, the nearest first."""
+
 
 class TierClock:
     """Spans of time by tier, of one thread; read while that thread rests.

@@ -14,12 +14,13 @@ from jaxsparse.packed_batch import PackedBatch
 from jaxsparse.state import EmbeddingState
 from jaxsparse.store import RowStore
 from jaxsparse.store.known_rows import rates
+from jaxsparse.store.tier_clock import TIERS
 from jaxsparse.train.state import TrainState
 
 SUMS = ("batches", "new_keys", "evicted_keys", "host_to_device_bytes", "device_to_host_bytes")
 """Facts of passes that are added up in a row of the history."""
 
-WAITS = ("plan", "data", "row", "device", "ram", "ssd")
+WAITS = ("plan", "data", "row", *TIERS)
 """What was waited for; ``data`` is a part of ``plan``, the last three are parts of ``row``."""
 
 ROWS = ("device_rows", "host_rows", "ssd_rows")
