@@ -21,7 +21,7 @@ from jaxsparse.specs import FeatureSpec
 from jaxsparse.state import EmbeddingState
 from jaxsparse.store.blocks import codes_of
 from jaxsparse.store.row_store import RowStore
-from jaxsparse.store.swap import block_size, cut_of
+from jaxsparse.store.swap import MIN_BLOCK, block_size, cut_of
 from jaxsparse.store.translate import KeyedBatch, keyed_batch
 
 Keys = npt.NDArray[np.uint64]
@@ -44,7 +44,8 @@ class RowReader:
     def __init__(self, store: RowStore) -> None:
         """Reads from ``store``."""
         self._store, self._emb = store, store.emb
-        self._places = dict.fromkeys(store.emb.stored_tables, 0)
+        # Of a batch of empty bags too a table has some.
+        self._places = dict.fromkeys(store.emb.stored_tables, MIN_BLOCK)
         self._small: EmbeddingCollection | None = None
         self._ladder = Ladder()
 
