@@ -148,6 +148,21 @@ def test_small_norms_go_when_the_table_is_nearly_full():
         assert trained.store.stats()["t"]["evictions"] == 6
 
 
+def test_small_rows_of_the_pass_to_come_and_those_that_leave_for_it_stay():
+    options = {"eviction": js.L2Norm(below=2.0), "initializer": js.constant(0.0)}
+    for tiers, num_leaving in ((None, 0), (js.Tiers(device_rows=4), 2)):
+        with Stored([js.FeatureSpec("f", dynamic("t", 10, 2, tiers=tiers, **options))]) as trained:
+            trained.train([{"f": np.arange(4)}, {"f": np.arange(4, 8)}], batches_per_pass=1)
+            assert trained.keys() == list(range(8))
+            # With key 8 the table is nearly full.
+            trained.train([{"f": np.array([0, 8])}])
+            first, *left, last = trained.keys()
+            assert (first, last) == (0, 8) and len(left) == num_leaving
+            assert trained.read([0, *left, 8])[:, 0].tolist() == [-2, *[-1] * num_leaving, -1]
+            trained.train([{"f": np.array([*left, 1])}])
+            assert trained.read([*left, 1])[:, 0].tolist() == [*[-2] * num_leaving, -1]
+
+
 @pytest.mark.parametrize("eviction", [js.LRU(), js.LFU(), js.TTL(steps=3)], ids=str)
 def test_what_happens_to_keys_does_not_depend_on_passes_or_tiers(eviction, tmp_path):
     rng = np.random.default_rng(2)
