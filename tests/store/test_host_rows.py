@@ -10,6 +10,7 @@ from jaxsparse.store.hotness import Hotness
 from jaxsparse.store.ram import RamRows
 from jaxsparse.store.residency import Residency
 from jaxsparse.store.ssd import SegmentStore
+from jaxsparse.store.tier_clock import MOST_SPANS, TierClock
 
 WORDS = 6
 
@@ -133,3 +134,12 @@ def test_a_residency_that_is_tidied_gives_places_as_one_that_is_restored():
     live, restored = saved.resident(), Residency("t", 8)
     restored.take_in(live, saved.places(live))
     assert place(saved, int32s([7, 8, 9])) == place(restored, int32s([7, 8, 9])) == [1, 4, 6]
+
+
+def test_a_clock_that_nobody_asks_keeps_the_latest_spans_only():
+    clock = TierClock()
+    for number in range(MOST_SPANS + 9):
+        with clock.busy(f"tier {number}"):
+            pass
+    waited = clock.waited(0.0, 0.0)
+    assert len(waited) == MOST_SPANS and f"tier {MOST_SPANS + 8}" in waited
