@@ -139,3 +139,24 @@ def test_small_rows_go_as_they_would_have(tmp_path):
         other.train(data[20:])
         assert_trees_equal(contents(other), want)
         assert 0 < other.store.stats()["t"]["evictions"] < evictions
+
+
+def test_rows_expire_by_the_time_of_the_data_from_before_the_save(tmp_path):
+    def batch(key, time):
+        return js.Batch({n: np.array([key]) for n in "fg"}, np.array([[time]]), np.zeros(1))
+
+    def train(one, *batches):
+        one.train(batches, time=lambda batch: batch.dense[0, 0])
+
+    options = {"eviction": js.TTL(seconds=10.0)}
+    with stored(SETUPS["ram"](None), **options) as trained:
+        train(trained, batch(1, 0.0), batch(2, 5.0))
+        save(trained, tmp_path / "saved")
+        train(trained, batch(1, 11.0), batch(2, 12.0))
+        want = contents(trained)
+        assert trained.store.stats()["t"]["evictions"] == 1
+    with stored(None, seed=9, **options) as other:
+        restore(tmp_path / "saved", other, 2)
+        train(other, batch(1, 11.0), batch(2, 12.0))
+        assert_trees_equal(contents(other), want)
+        assert other.store.stats()["t"]["evictions"] == 1
