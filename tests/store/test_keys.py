@@ -10,7 +10,7 @@ import pytest
 
 import jaxsparse as js
 from jaxsparse.store.admission import AdmitByBloomCount, make_admitter
-from tests.store.stores import Stored, dynamic
+from tests.store.stores import Stored, batch_of, dynamic
 
 
 def run(batches, **keys):
@@ -161,6 +161,20 @@ def test_small_rows_of_the_pass_to_come_and_those_that_leave_for_it_stay():
             assert trained.read([0, *left, 8])[:, 0].tolist() == [-2, *[-1] * num_leaving, -1]
             trained.train([{"f": np.array([*left, 1])}])
             assert trained.read([*left, 1])[:, 0].tolist() == [*[-2] * num_leaving, -1]
+
+
+def test_keys_that_are_evicted_inside_passes_come_again_as_new():
+    with Stored([js.FeatureSpec("f", dynamic())]) as trained:
+        store, gone = trained.store, {0: 1, 3: 2}
+        data = [batch_of({"f": np.array([key])}) for key in (1, 2, 3, 1)]
+        for number, p in enumerate(store.passes(data, batches_per_pass=1)):
+            trained.state = store.enter(trained.state, p)
+            if number in gone:
+                assert store.evict("t", [gone[number], 99]) == 1
+        # The first before the pass after next, the second behind the last pass.
+        stats = store.stats()["t"]
+        assert (stats["inserts"], stats["evictions"]) == (4, 2)
+        assert trained.keys() == [1, 3]
 
 
 @pytest.mark.parametrize("eviction", [js.LRU(), js.LFU(), js.TTL(steps=3)], ids=str)
