@@ -36,6 +36,8 @@ class Mover:
         self._emb, self._tables = emb, tables
         self._clock = TierClock()
         self._moved: dict[str, int] = {}
+        # Over all runs of passes: one may have few, such as those up to a save.
+        self._num_landed = 0
 
     def facts(self, waited_from: float, waited_to: float) -> dict[str, Any]:
         """What the rows of a pass have cost once they are there; the mover's thread rests.
@@ -177,6 +179,7 @@ class Mover:
                     rows, block = rows[stays], block[stays]
                 if rows.size:
                     store.host.put(rows, block, store.known.hotness, store.known.index.keys_of)
-        if plan.number % TIDY_EVERY == 0:
+        self._num_landed += 1
+        if self._num_landed % TIDY_EVERY == 0:
             for store in self._tables.values():
                 store.host.tidy()
