@@ -20,7 +20,8 @@ MAX_BLOOM_COUNT = 255
 """Largest count a Bloom filter can tell: its counters have a byte."""
 
 
-def _check_int(owner: str, field: str, value: object, low: int, high: int | None = None) -> None:
+def check_int(owner: str, field: str, value: object, low: int, high: int | None = None) -> None:
+    """Raises ValueError where a field is no int of ``low..high``."""
     is_int = isinstance(value, int) and not isinstance(value, bool)
     if not is_int or value < low or (high is not None and value > high):  # type: ignore[operator]
         text = f"an int >= {low}" if high is None else f"an int in {low}..{high}"
@@ -56,7 +57,7 @@ class CountAdmission:
 
     def __post_init__(self) -> None:
         """Validates the fields."""
-        _check_int("CountAdmission", "min_count", self.min_count, 1)
+        check_int("CountAdmission", "min_count", self.min_count, 1)
         _check_default("CountAdmission", self.default_row)
 
 
@@ -81,7 +82,7 @@ class ProbabilityAdmission:
         _check_number("ProbabilityAdmission", "p", self.p)
         if self.p > 1:
             raise ValueError(f"ProbabilityAdmission: p must be in (0, 1], got {self.p!r}")
-        _check_int("ProbabilityAdmission", "seed", self.seed, 0, 2**64 - 1)
+        check_int("ProbabilityAdmission", "seed", self.seed, 0, 2**64 - 1)
         _check_default("ProbabilityAdmission", self.default_row)
 
 
@@ -106,8 +107,8 @@ class BloomAdmission:
 
     def __post_init__(self) -> None:
         """Validates the fields."""
-        _check_int("BloomAdmission", "min_count", self.min_count, 1, MAX_BLOOM_COUNT)
-        _check_int("BloomAdmission", "bytes", self.bytes, 64)
+        check_int("BloomAdmission", "min_count", self.min_count, 1, MAX_BLOOM_COUNT)
+        check_int("BloomAdmission", "bytes", self.bytes, 64)
         _check_default("BloomAdmission", self.default_row)
 
 
@@ -145,7 +146,7 @@ class TTL:
                 f"TTL: give steps or seconds, got steps={self.steps}, seconds={self.seconds}"
             )
         if self.steps is not None:
-            _check_int("TTL", "steps", self.steps, 1)
+            check_int("TTL", "steps", self.steps, 1)
         else:
             _check_number("TTL", "seconds", self.seconds)
 
@@ -194,7 +195,7 @@ class Dynamic:
 
     def __post_init__(self) -> None:
         """Validates the fields."""
-        _check_int("Dynamic", "capacity", self.capacity, 1, MAX_CAPACITY)
+        check_int("Dynamic", "capacity", self.capacity, 1, MAX_CAPACITY)
         for field, kinds in (("admission", Admission), ("eviction", Eviction)):
             value = getattr(self, field)
             if value is not None and not isinstance(value, kinds):

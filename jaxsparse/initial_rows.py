@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from zlib import crc32
 
 import jax
@@ -58,8 +59,7 @@ def draw_rows(
     """
 
     def draw(key: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
-        row_key = jax.random.fold_in(jax.random.fold_in(key, high), low)
-        return initializer(row_key, (dim,), jnp.float32)
+        return initializer(_row_key(key, low, high), (dim,), jnp.float32)
 
     return jnp.asarray(jax.vmap(draw)(keys, low, high))
 
@@ -67,6 +67,11 @@ def draw_rows(
 def table_key(key: jax.Array, table: str) -> jax.Array:
     """What a table's rows are drawn from."""
     return jax.random.fold_in(key, np.uint32(crc32(table.encode())))
+
+
+def _row_key(of_table: jax.Array, low: Any, high: Any) -> jax.Array:
+    """What one row is drawn from: the key of its table and the words of its number."""
+    return jax.random.fold_in(jax.random.fold_in(of_table, high), low)
 
 
 def _init_default(
@@ -84,9 +89,7 @@ def _init_default(
         return part
     owner, row = (int(at[0]) for at in block.locate([spec.default_row], num_devices))
     # One word more than any row's number: no key draws the same.
-    row_key = table_key(key, spec.name)
-    for word in (0, 0, DEFAULT_WORD):
-        row_key = jax.random.fold_in(row_key, word)
+    row_key = jax.random.fold_in(_row_key(table_key(key, spec.name), 0, 0), DEFAULT_WORD)
     mine = jnp.bool_(True) if slab.replicated else device == owner
     target = jnp.where(mine, row, slab.rows_per_shard)
     values = spec.initializer(row_key, (slab.dim,), slab.dtype)
@@ -119,11 +122,10 @@ def _init_blocks(
         row = first_of_chunk[index] + jnp.arange(chunk, dtype=jnp.int32)
         row_low = low[table] + row.astype(jnp.uint32)
         row_high = high[table] + (row_low < low[table]).astype(jnp.uint32)
-        table_key = jax.random.fold_in(key, names[table])
+        of_table = jax.random.fold_in(key, names[table])
 
         def draw(low_word: jax.Array, high_word: jax.Array) -> jax.Array:
-            row_key = jax.random.fold_in(jax.random.fold_in(table_key, high_word), low_word)
-            return initializer(row_key, (slab.dim,), slab.dtype)
+            return initializer(_row_key(of_table, low_word, high_word), (slab.dim,), slab.dtype)
 
         values = jax.vmap(draw)(row_low, row_high)
         here = (row < num_rows[table]) & present[table]

@@ -8,6 +8,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxsparse.dynamic import check_int
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tiers:
@@ -30,12 +32,9 @@ class Tiers:
 
     def __post_init__(self) -> None:
         """Validates and normalises the fields."""
-        for field, low in (("device_rows", 1), ("host_rows", 0)):
-            value = getattr(self, field)
-            if field == "host_rows" and value is None:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < low:
-                raise ValueError(f"Tiers: {field} must be an int >= {low}, got {value!r}")
+        check_int("Tiers", "device_rows", self.device_rows, 1)
+        if self.host_rows is not None:
+            check_int("Tiers", "host_rows", self.host_rows, 0)
         folders = self.ssd
         if isinstance(folders, str | os.PathLike):
             folders = (folders,)

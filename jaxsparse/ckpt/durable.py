@@ -78,3 +78,16 @@ def locked(folder: Path) -> Iterator[None]:
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+def remove_temporary(folder: Path) -> None:
+    """Deletes what saves that were killed have left; nobody may be saving there."""
+    for path in folder.iterdir():
+        if path.is_dir() and (".tmp" in path.suffixes or ".del-" in path.name):
+            remove_tree(path)
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that can be written there."""
+    info = os.statvfs(folder)
+    return info.f_bavail * info.f_frsize

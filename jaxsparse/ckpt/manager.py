@@ -14,10 +14,11 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-from jaxsparse.ckpt.checkpoint import load_state, still, take_snapshot, write_and_publish
+from jaxsparse.ckpt.checkpoint import still, take_snapshot, write_and_publish
 from jaxsparse.ckpt.durable import remove
 from jaxsparse.ckpt.errors import CheckpointError, DamagedError
 from jaxsparse.ckpt.host_state import HostState, pack_host_state, read_host_state
+from jaxsparse.ckpt.loading import load_state
 from jaxsparse.ckpt.manifest import MANIFEST, Manifest, check_files, read_manifest
 from jaxsparse.ckpt.processes import agree, is_writer
 from jaxsparse.ckpt.saves import OTHERS, Snapshots, link, make_room, write_save
@@ -186,18 +187,16 @@ class CheckpointManager:
             raise CheckpointError(f"{self.path(step)}: exists; a checkpoint is never overwritten")
         host = pack_host_state(run)
         notes = {"step": step, "metrics": _finite_numbers(metrics or {})}
-        if not background:
-            with still(store):
-                snapshots = {
-                    name: take_snapshot(emb, one, store=store)
-                    for name, one in {"": state, **(others or {})}.items()
-                }
+        with still(store):
+            snapshots = {
+                name: take_snapshot(
+                    emb, one, self._copies.setdefault(name, {}) if background else None, store
+                )
+                for name, one in {"": state, **(others or {})}.items()
+            }
+            if not background:
                 self._write(step, snapshots, host, notes)
-            return
-        snapshots = {
-            name: take_snapshot(emb, one, self._copies.setdefault(name, {}))
-            for name, one in {"": state, **(others or {})}.items()
-        }
+                return
 
         def write() -> None:
             try:

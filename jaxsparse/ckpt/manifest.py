@@ -169,7 +169,7 @@ def check_fit(
                 for field in now
                 if old.get(field) != now[field]
             ]
-    stored = {*saved.get(STORED, {}).get("tables", {}), *wanted[STORED]}
+    stored = {*stored_facts(saved), *wanted[STORED]}
     new_features, wrong_features = _compare_features(saved["features"], wanted["features"])
     new, wrong = new + new_features, wrong + wrong_features
     for name in _names(saved["leaves"], wanted["leaves"]):
@@ -235,6 +235,12 @@ def arrays_of(manifest: Manifest, table: str) -> dict[str, list[Any]]:
         for name, leaf in manifest["leaves"].items()
         if name.rpartition("/")[0] + "/" == prefix
     }
+
+
+def stored_facts(manifest: Manifest) -> dict[str, Any]:
+    """What was saved beside the arrays of each table that a row store had, by name."""
+    facts: dict[str, Any] = manifest.get(STORED, {}).get("tables", {})
+    return facts
 
 
 def is_value_array(array: str) -> bool:

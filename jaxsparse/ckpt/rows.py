@@ -19,7 +19,7 @@ from jaxsparse.addressing import Addressing
 from jaxsparse.ckpt.arrays import open_array
 from jaxsparse.ckpt.blocks import Array, finish_reads
 from jaxsparse.ckpt.errors import CheckpointError
-from jaxsparse.ckpt.manifest import STORED, Manifest, read_manifest
+from jaxsparse.ckpt.manifest import Manifest, read_manifest, stored_facts
 from jaxsparse.ckpt.row_files import RowFileError
 from jaxsparse.ckpt.row_formats import open_format
 from jaxsparse.dynamic import Dynamic
@@ -109,7 +109,7 @@ def export_rows(checkpoint: str | Path, table: str, path: str | Path) -> int:
     if table not in tables:
         raise CheckpointError(f"{folder}: no table {table!r}; tables: {list(tables)}")
     shape, dtype = manifest["leaves"][f"tables/{table}/rows"]
-    if table in manifest.get(STORED, {}).get("tables", {}):
+    if table in stored_facts(manifest):
         windows = partial(_stored_keys, folder, manifest, table, shape[0])
         num_rows = int(shape[0])
     else:

@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from jaxsparse.ckpt.checkpoint import Snapshot, free_bytes, remove_temporary, write_state
-from jaxsparse.ckpt.durable import locked
+from jaxsparse.ckpt.checkpoint import Snapshot, write_state
+from jaxsparse.ckpt.durable import free_bytes, locked, remove_temporary
 from jaxsparse.ckpt.errors import SaveError
 from jaxsparse.ckpt.host_state import HostState
 from jaxsparse.ckpt.processes import is_writer

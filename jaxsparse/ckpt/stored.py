@@ -23,7 +23,13 @@ from jaxsparse.ckpt.blocks import (
     finish_reads,
     write_array,
 )
-from jaxsparse.ckpt.manifest import STORED, Manifest, arrays_of, is_value_array, leaf_name
+from jaxsparse.ckpt.manifest import (
+    Manifest,
+    arrays_of,
+    is_value_array,
+    leaf_name,
+    stored_facts,
+)
 from jaxsparse.store.census import Census
 from jaxsparse.store.contents import StoreContents, TableContents
 
@@ -121,7 +127,7 @@ class SavedRows(_Saved):
     def __init__(self, folder: Path, manifest: Manifest, table: str) -> None:
         """Opens nothing yet."""
         super().__init__(folder, manifest, table)
-        self.facts: Mapping[str, Any] = manifest[STORED]["tables"][table]
+        self.facts: Mapping[str, Any] = stored_facts(manifest)[table]
         self.num_rows: int = self.facts["rows"]
 
     def column(self, name: str) -> Array | None:
@@ -165,7 +171,7 @@ class SavedPlain(_Saved):
 def saved_census(folder: Path, manifest: Manifest) -> dict[str, Census]:
     """Where the rows of the tables of a row store lay when they were saved; needs no device."""
     found = {}
-    for name in manifest.get(STORED, {}).get("tables", {}):
+    for name in stored_facts(manifest):
         table = SavedRows(folder, manifest, name)
         keys, hotness = table.column("keys"), table.column("hotness")
         assert keys is not None and hotness is not None

@@ -12,6 +12,7 @@ from jaxsparse.ckpt.blocks import Array
 from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.state import EmbeddingState
 from jaxsparse.store.access import initial_rows, scatter
+from jaxsparse.store.blocks import codes_of
 from jaxsparse.store.refill import join_words
 from jaxsparse.store.saved_table import SavedTable
 
@@ -39,13 +40,12 @@ def put_saved_rows(
     emb: EmbeddingCollection, state: EmbeddingState, table: str, saved: SavedTable
 ) -> EmbeddingState:
     """The state, donated, with the rows that had keys; keys are ids."""
-    slab, number = emb.layout.find(table)
-    index, block = emb.layout.slabs.index(slab), slab.tables[number]
+    slab, _ = emb.layout.find(table)
+    index = emb.layout.slabs.index(slab)
     keys = saved.column("keys")
     assert keys is not None
     ids = keys.view(np.int64)
     for part, arrays in saved.blocks():
-        shard, row = block.locate(ids[part], emb.num_shards)
-        codes = shard * slab.rows_per_shard + row
+        codes = codes_of(emb, table, ids[part])
         state = scatter(emb, state, index, codes, join_words(slab, arrays))
     return state

@@ -13,7 +13,8 @@ from jaxsparse.cli.run_folder import METRICS
 from jaxsparse.cli.tell import tell
 from jaxsparse.config import ConfigError
 from jaxsparse.plan_text import align
-from jaxsparse.store.census import PERCENTILES, TIERS, draw_tiers
+from jaxsparse.store.census import PERCENTILES, draw_tiers
+from jaxsparse.store.tier_clock import TIERS
 
 PICTURE = "tiers.png"
 RATES = ("hit_rate", "insert_rate", "admission_rate", "eviction_rate")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -38,11 +37,9 @@ ROWS_AT_A_TIME = 1 << 16
 class StoredRows:
     """Reads and writes; nothing may be under way meanwhile."""
 
-    def __init__(
-        self, emb: EmbeddingCollection, init_words: Array, tables: Mapping[str, TableStore]
-    ) -> None:
+    def __init__(self, emb: EmbeddingCollection, init_words: Array) -> None:
         """Takes the words new rows are drawn from."""
-        self._emb, self._init_words, self._tables = emb, init_words, tables
+        self._emb, self._init_words = emb, init_words
 
     def read_column(self, state: EmbeddingState, store: TableStore, keys: Keys, name: str) -> Array:
         """Weights (name "") or a slot of keys ``[n]``."""
@@ -128,10 +125,7 @@ class StoredRows:
             raise ValueError(f"write {name!r}: keys must be distinct; write each row once")
         known = store.known
         numbers = known.add_keys(keys, step)
-        is_made = store.residency.is_made(numbers)
-        words = np.empty((keys.size, store.host.ram.num_words), np.uint32)
-        words[is_made] = self._words_of(state, store, numbers[is_made])
-        words[~is_made] = self._initial(store, keys[~is_made])
+        words = self.read_rows(state, store, numbers)
         write_column(store.slab, words, "", values)
         places = store.residency.places(numbers)
         here = places != NOWHERE

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.layout import SlabLayout
 from jaxsparse.ops.packing.native import aligned_empty
 from jaxsparse.store.swap import block_size, words_of
@@ -35,13 +36,27 @@ class Block:
         return self.places.size == 0
 
 
+def codes_of(emb: EmbeddingCollection, table: str, rows: npt.NDArray[Any]) -> Int64s:
+    """Codes ``[n]`` of rows of a table as the devices see it: shard * rows per shard + local row.
+
+    Args:
+        emb: the collection.
+        table: its name.
+        rows: ``[n]``, of a stored table places.
+    """
+    slab, number = emb.layout.find(table)
+    shard, local_row = slab.tables[number].locate(rows, emb.num_shards)
+    codes: Int64s = shard * slab.rows_per_shard + local_row
+    return codes
+
+
 def make_block(slab: SlabLayout, num_shards: int, codes: Sequence[Int64s]) -> Block:
     """Lays out rows for the devices that have them.
 
     Args:
         slab: of the rows.
         num_shards: devices of the mesh.
-        codes: by table of the slab, ``[n]`` shard * rows per shard + local row.
+        codes: by table of the slab, ``[n]`` of its rows (`codes_of`).
     """
     ends = [0, *itertools.accumulate(part.size for part in codes)]
     tables = tuple(itertools.starmap(slice, itertools.pairwise(ends)))

@@ -10,7 +10,7 @@ from jaxsparse.planner import slot_bytes, weight_bytes
 from jaxsparse.resident import device_rows, most_rows
 from jaxsparse.specs import TableSpec
 from jaxsparse.store.growing import GROWTH, MIN_LENGTH
-from jaxsparse.store.ssd.layout import SegmentShape, rows_per_segment
+from jaxsparse.store.ssd.layout import SEGMENT_BYTES, SegmentShape, rows_per_segment
 from jaxsparse.store.ssd.write_behind import IN_FLIGHT
 
 INDEX_BYTES = 15.93
@@ -19,8 +19,6 @@ to 50 M keys (benchmarks/results/index.json)."""
 
 SCRATCH_BYTES = 8
 """Per row: marks of the rows of a batch and of a pass."""
-
-SEGMENT_BYTES = 8 << 20
 
 DISK_INDEX_BYTES = 5
 """Of host memory per row on a disk: its checksum, and whether it is released."""

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from jaxsparse.store.tier_clock import TIERS
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-TIERS = ("device", "ram", "ssd")
 PERCENTILES = (50, 90, 99, 100)
 COLORS = ("C3", "C1", "C0")
 DOTS = 4000
@@ -129,7 +130,7 @@ def _draw_bytes(axis: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _draw_waits(axis: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     steps = [row["step"] for row in rows]
-    waits = ("data", "plan", "device", "ram", "ssd")
+    waits = ("data", "plan", *TIERS)
     told = {
         what: np.array([row[f"{what}_wait_ms"] / row["passes"] for row in rows]) for what in waits
     }

@@ -20,11 +20,9 @@ from jaxsparse.store.pass_plan import PassPlan, SlabSwap
 from jaxsparse.store.row_format import to_words
 from jaxsparse.store.swap import cut_of, make_rows, put_rows, take_rows
 from jaxsparse.store.table_store import TableStore
-from jaxsparse.store.tier_clock import TierClock
+from jaxsparse.store.tier_clock import TIERS, TierClock
 
 Rows = npt.NDArray[np.int32]
-
-TIERS = ("device", "ram", "ssd")
 
 TIDY_EVERY = 64
 """Passes between looks at how much of the disks is garbage."""
@@ -38,6 +36,8 @@ class Mover:
         self._emb, self._tables = emb, tables
         self._clock = TierClock()
         self._moved: dict[str, int] = {}
+        # Over all runs of passes: one may have few, such as those up to a save.
+        self._num_landed = 0
 
     def facts(self, waited_from: float, waited_to: float) -> dict[str, Any]:
         """What the rows of a pass have cost once they are there; the mover's thread rests.
@@ -56,11 +56,19 @@ class Mover:
             for tier, seconds in clock.waited(waited_from, waited_to).items():
                 waits[tier] += seconds
             clock.clear()
-        before, self._moved = self._moved, self._bytes()
+        before, self._moved = self._moved, self.bytes_moved()
         return {
             **{f"{tier}_wait_s": seconds for tier, seconds in waits.items()},
-            **{f"{way}_bytes": n - before.get(way, 0) for way, n in self._moved.items()},
+            **{name: count - before.get(name, 0) for name, count in self._moved.items()},
         }
+
+    def bytes_moved(self) -> dict[str, int]:
+        """Bytes of all tables by tier and direction, so far; waits for nothing."""
+        totals: dict[str, int] = {}
+        for store in self._tables.values():
+            for way, count in store.host.moved.items():
+                totals[f"{way}_bytes"] = totals.get(f"{way}_bytes", 0) + count
+        return totals
 
     def _note_tiers(self, plan: PassPlan) -> None:
         all_rows = all_garbage = 0
@@ -71,13 +79,6 @@ class Mover:
             names = ("device_rows", "host_rows", "ssd_rows")
             plan.facts["tables"][name] |= dict(zip(names, store.tier_rows(), strict=True))
         plan.facts["garbage"] = all_garbage / max(all_rows, 1)
-
-    def _bytes(self) -> dict[str, int]:
-        totals: dict[str, int] = {}
-        for store in self._tables.values():
-            for way, count in store.host.moved.items():
-                totals[way] = totals.get(way, 0) + count
-        return totals
 
     def start_fetch(self, plan: PassPlan) -> list[tuple[HostRows, Reading]]:
         """Begins to read the rows that come from the host, into blocks; those that have left the
@@ -178,6 +179,7 @@ class Mover:
                     rows, block = rows[stays], block[stays]
                 if rows.size:
                     store.host.put(rows, block, store.known.hotness, store.known.index.keys_of)
-        if plan.number % TIDY_EVERY == 0:
+        self._num_landed += 1
+        if self._num_landed % TIDY_EVERY == 0:
             for store in self._tables.values():
                 store.host.tidy()

@@ -40,8 +40,6 @@ class SlabSwap:
 class PassPlan:
     """Batches, and where their rows will lie."""
 
-    number: int
-    is_training: bool
     batches: list[tuple[KeyedBatch, dict[str, Codes]]]
     """With codes by table of all occurrences."""
     moves: dict[str, Moves]

@@ -111,7 +111,6 @@ class Planner(abc.ABC):
         self._share = MAX_SHARE if batches_per_pass is None else 1.0
         self._ahead: deque[Looked] = deque()
         self._gathered = {name: Gathered(store) for name, store in tables.items()}
-        self._number = 0
         self.clock = TierClock()
         """Tells how long ``data`` were waited for."""
         self.is_ended = False
@@ -142,13 +141,12 @@ class Planner(abc.ABC):
         moves, codes = {}, {}
         for name, gathered in self._gathered.items():
             moves[name], codes[name] = self._place(gathered)
-        self._number += 1
         batches = [
             (batch, {name: codes[name][i] for name in codes}) for i, batch in enumerate(keyed)
         ]
         facts = {"batches": len(keyed), **self._facts(moves)}
         swaps = self._swaps(moves)
-        return PassPlan(self._number, self.is_training, batches, moves, swaps, facts)
+        return PassPlan(batches, moves, swaps, facts)
 
     def reads(self, table: str, rows: Rows) -> npt.NDArray[np.bool_]:
         """Which of ``rows`` the last planned pass has."""

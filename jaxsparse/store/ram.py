@@ -26,7 +26,7 @@ class RamRows:
 
     def __init__(self, num_slots: int, num_words: int) -> None:
         """Reserves addresses; memory is taken as slots are used, low ones first."""
-        self.num_words, self.num_slots = num_words, num_slots
+        self.num_words = num_words
         self._words = _reserve(num_slots, num_words)
         self.slot = np.zeros(0, np.int32)
         self._row_at = np.zeros(0, np.int32)
@@ -42,11 +42,6 @@ class RamRows:
     def __len__(self) -> int:
         """Rows here."""
         return self._high_water - self._num_free
-
-    @property
-    def room(self) -> int:
-        """Rows that still fit."""
-        return self.num_slots - len(self)
 
     def rows(self) -> Rows:
         """All rows here."""

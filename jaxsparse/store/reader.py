@@ -17,10 +17,11 @@ from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.ladder import Ladder
 from jaxsparse.layout import SlabLayout
 from jaxsparse.packed_batch import PackedBatch, PreparedBatch, ship_batch
-from jaxsparse.specs import FeatureSpec, TableSpec
+from jaxsparse.specs import FeatureSpec
 from jaxsparse.state import EmbeddingState
+from jaxsparse.store.blocks import codes_of
 from jaxsparse.store.row_store import RowStore
-from jaxsparse.store.swap import block_size, cut_of
+from jaxsparse.store.swap import MIN_BLOCK, block_size, cut_of
 from jaxsparse.store.translate import KeyedBatch, keyed_batch
 
 Keys = npt.NDArray[np.uint64]
@@ -43,7 +44,8 @@ class RowReader:
     def __init__(self, store: RowStore) -> None:
         """Reads from ``store``."""
         self._store, self._emb = store, store.emb
-        self._places = dict.fromkeys(store.emb.stored_tables, 0)
+        # Of a batch of empty bags too a table has some.
+        self._places = dict.fromkeys(store.emb.stored_tables, MIN_BLOCK)
         self._small: EmbeddingCollection | None = None
         self._ladder = Ladder()
 
@@ -127,9 +129,5 @@ def _no_slots(slab: SlabLayout, num_rows: int, sharding: NamedSharding) -> dict[
 
 def _codes(emb: EmbeddingCollection, table: str) -> npt.NDArray[np.int64]:
     """Code of every place of a table."""
-    slab, index = emb.layout.find(table)
-    block = slab.tables[index]
-    spec: TableSpec = block.spec
-    shard, row = block.locate(np.arange(spec.vocabulary_size), emb.num_shards)
-    codes: npt.NDArray[np.int64] = shard * slab.rows_per_shard + row
-    return codes
+    slab, number = emb.layout.find(table)
+    return codes_of(emb, table, np.arange(slab.tables[number].spec.vocabulary_size))

@@ -98,7 +98,7 @@ class RowStore:
             self._close_tables()
             raise
         self._mover = Mover(emb, self._tables)
-        self._access = StoredRows(emb, np.array(emb_state.init_words), self._tables)
+        self._access = StoredRows(emb, np.array(emb_state.init_words))
         self._worker = ThreadPoolExecutor(1, "jaxsparse-rows")
         self._ladders = {True: Ladder(), False: Ladder()}
         self._run: PassRun | None = None
@@ -246,11 +246,7 @@ class RowStore:
 
     def bytes_moved(self) -> dict[str, int]:
         """Bytes of all tables by tier and direction, so far; waits for nothing."""
-        totals: dict[str, int] = {}
-        for store in self._tables.values():
-            for name, count in store.host.moved.items():
-                totals[f"{name}_bytes"] = totals.get(f"{name}_bytes", 0) + count
-        return totals
+        return self._mover.bytes_moved()
 
     def write(
         self, emb_state: EmbeddingState, table: str, keys: npt.ArrayLike, rows: npt.ArrayLike
@@ -377,7 +373,7 @@ class RowStore:
         checks.check_state(emb_state, self.emb.layout_fingerprint)
         with self._lock:
             self._check_free("refill")
-            self._access = StoredRows(self.emb, np.array(emb_state.init_words), self._tables)
+            self._access = StoredRows(self.emb, np.array(emb_state.init_words))
             for name, table in saved.items():
                 emb_state = refill(self.emb, emb_state, self._tables[name], table)
             if step is not None:

@@ -9,19 +9,16 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
-import numpy.typing as npt
 
 from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.resident import ResidentTable, most_rows
 from jaxsparse.specs import TableSpec
+from jaxsparse.store.blocks import codes_of
 from jaxsparse.store.host_rows import HostRows
 from jaxsparse.store.known_rows import KnownRows, rates
 from jaxsparse.store.residency import Residency
 from jaxsparse.store.row_format import num_words
 from jaxsparse.store.ssd import SegmentStore, StoreError
-
-Rows = npt.NDArray[np.int32]
-Codes = npt.NDArray[np.int64]
 
 
 class TableStore:
@@ -36,15 +33,13 @@ class TableStore:
             StoreError: a folder of ``tiers.ssd`` cannot be used, or has rows of another run.
         """
         self.spec = spec
-        self.slab, self.number = emb.layout.find(spec.name)
+        self.slab, number = emb.layout.find(spec.name)
         self.slab_index = emb.layout.slabs.index(self.slab)
-        block = self.slab.tables[self.number]
-        resident = block.spec
+        resident = self.slab.tables[number].spec
         assert isinstance(resident, ResidentTable)
-        shard, row = block.locate(np.arange(resident.vocabulary_size), emb.num_shards)
-        codes: Codes = shard * self.slab.rows_per_shard + row
+        codes = codes_of(emb, spec.name, np.arange(resident.vocabulary_size))
         self.code_at = codes[: resident.device_rows]
-        """Code of each place: shard * rows per shard + local row."""
+        """Code of each place (`codes_of`)."""
         default = resident.default_row
         self.default_code = None if default is None else int(codes[default])
         """Code of the default row; None where every key has its own."""

@@ -5,7 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Iterator
+
+TIERS = ("device", "ram", "ssd")
+"""Where rows may lie, the nearest first."""
+
+MOST_SPANS = 4096
+"""Spans kept, far more than a pass has: an evaluation reads rows for long while nobody asks."""
 
 
 class TierClock:
@@ -20,7 +27,7 @@ class TierClock:
 
     def __init__(self) -> None:
         """Starts without a span."""
-        self._spans: list[tuple[str, float, float]] = []
+        self._spans: deque[tuple[str, float, float]] = deque(maxlen=MOST_SPANS)
 
     @contextlib.contextmanager
     def busy(self, tier: str) -> Iterator[None]:

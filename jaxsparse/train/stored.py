@@ -14,12 +14,13 @@ from jaxsparse.packed_batch import PackedBatch
 from jaxsparse.state import EmbeddingState
 from jaxsparse.store import RowStore
 from jaxsparse.store.known_rows import rates
+from jaxsparse.store.tier_clock import TIERS
 from jaxsparse.train.state import TrainState
 
 SUMS = ("batches", "new_keys", "evicted_keys", "host_to_device_bytes", "device_to_host_bytes")
 """Facts of passes that are added up in a row of the history."""
 
-WAITS = ("plan", "data", "row", "device", "ram", "ssd")
+WAITS = ("plan", "data", "row", *TIERS)
 """What was waited for; ``data`` is a part of ``plan``, the last three are parts of ``row``."""
 
 ROWS = ("device_rows", "host_rows", "ssd_rows")
@@ -152,14 +153,14 @@ def summarise(passes: Sequence[dict[str, Any]], moved: dict[str, int]) -> dict[s
     if not passes:
         return {}
     sums = {name: sum(facts[name] for facts in passes) for name in SUMS}
-    weights = [facts["batches"] for facts in passes]
-    hits = [facts["hit_rate"] for facts in passes]
+    counted = [counts for facts in passes for counts in facts["tables"].values()]
+    hits, lookups = (sum(counts[what] for counts in counted) for what in ("hits", "lookups"))
     return {
         "passes": len(passes),
         "batches_per_pass": sums.pop("batches") / len(passes),
         **sums,
         **moved,
-        "hit_rate": sum(w * r for w, r in zip(weights, hits, strict=True)) / sum(weights),
+        "hit_rate": hits / max(lookups, 1),
         **{f"{what}_wait_ms": 1e3 * sum(f[f"{what}_wait_s"] for f in passes) for what in WAITS},
         "garbage": passes[-1]["garbage"],
         "tables": {name: _of_table(passes, name) for name in passes[-1]["tables"]},

@@ -251,7 +251,9 @@ class Trainer:
             prefetch: batches drawn and packed ahead on a thread; results do not depend on it. With
                 0 that is done when a batch is needed, by the calling thread: for datasets that
                 cannot be drawn from another one. Ended inside a pass, ``fit`` leaves a dataset
-                with ``state()`` and ``restore()`` behind the last batch that was trained.
+                with ``state()`` and ``restore()`` behind the last batch that was trained. Where
+                tables need a store, it draws ahead for `fit` on a thread, as many as its passes
+                have, and `evaluate` and `predict` draw batch by batch, whatever this says.
             batches_per_pass: as in `RowStore.passes`, where tables need a store; results do not
                 depend on it.
 

@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxsparse as js
 from jaxsparse.ckpt import CheckpointError, SaveError, restore_state, save_state
-from jaxsparse.ckpt.checkpoint import load_state
+from jaxsparse.ckpt.loading import load_state
 
 TABLES = {
     "user": {"vocabulary_size": 5_000, "optimizer": js.Adam(0.1)},

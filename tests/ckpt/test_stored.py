@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxsparse as js
-from jaxsparse.ckpt.checkpoint import restore_state, save_state
+from jaxsparse.ckpt import restore_state, save_state
 from jaxsparse.ckpt.row_files import RowFileError
 from jaxsparse.ckpt.rows import import_rows
 from tests.field_cases.layers import mesh_of

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 
 import jaxsparse as js
-from jaxsparse.ckpt.checkpoint import load_state, restore_state, save_state
+from jaxsparse.ckpt import restore_state, save_state
+from jaxsparse.ckpt.loading import load_state
 from tests.store.stores import Stored, dynamic
 
 

@@ -127,7 +127,8 @@ def test_a_table_without_a_key(tmp_path):
 
 def test_small_rows_go_as_they_would_have(tmp_path):
     options = {"eviction": js.L2Norm(below=0.12), "capacity": 44}
-    data, tiers = log(5, 40, num_keys=44), SETUPS["ram"](None)
+    # A log in which other places on the devices would let other rows go.
+    data, tiers = log(7, 40, num_keys=44), SETUPS["ram"](None)
     with stored(tiers, **options) as trained:
         trained.train(data[:20])
         save(trained, tmp_path / "saved")
@@ -138,3 +139,24 @@ def test_small_rows_go_as_they_would_have(tmp_path):
         other.train(data[20:])
         assert_trees_equal(contents(other), want)
         assert 0 < other.store.stats()["t"]["evictions"] < evictions
+
+
+def test_rows_expire_by_the_time_of_the_data_from_before_the_save(tmp_path):
+    def batch(key, time):
+        return js.Batch({n: np.array([key]) for n in "fg"}, np.array([[time]]), np.zeros(1))
+
+    def train(one, *batches):
+        one.train(batches, time=lambda batch: batch.dense[0, 0])
+
+    options = {"eviction": js.TTL(seconds=10.0)}
+    with stored(SETUPS["ram"](None), **options) as trained:
+        train(trained, batch(1, 0.0), batch(2, 5.0))
+        save(trained, tmp_path / "saved")
+        train(trained, batch(1, 11.0), batch(2, 12.0))
+        want = contents(trained)
+        assert trained.store.stats()["t"]["evictions"] == 1
+    with stored(None, seed=9, **options) as other:
+        restore(tmp_path / "saved", other, 2)
+        train(other, batch(1, 11.0), batch(2, 12.0))
+        assert_trees_equal(contents(other), want)
+        assert other.store.stats()["t"]["evictions"] == 1

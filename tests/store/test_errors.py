@@ -160,13 +160,16 @@ def test_keys_that_reads_and_writes_refuse():
         assert trained.keys() == []
 
 
-def test_folders_of_another_run_are_refused(tmp_path):
+def test_folders_of_another_run_are_refused_or_emptied(tmp_path):
     tiers = js.Tiers(device_rows=2, host_rows=0, ssd=[tmp_path])
     with one_table(tiers=tiers) as trained:
         trained.train(batches([1, 2], [3, 4]))
         trained.store.flush(trained.state)
     with pytest.raises(StoreError, match=r"table 't': .* holds 2 rows of an earlier run"):
         one_table(tiers=tiers)
+    store = js.RowStore(trained.emb, trained.emb.init(jax.random.key(0)), discard_rows=True)
+    assert store.stats()["t"]["ssd_rows"] == 0
+    store.close()
 
 
 def test_a_closed_store():

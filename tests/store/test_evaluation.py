@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import jaxsparse as js
-from tests.store.stores import Stored, dynamic
+from jaxsparse.store import RowReader
+from tests.store.stores import Stored, batch_of, dynamic, look, unpadded
 
 
 def trained_store(devices=1, **keys):
@@ -78,3 +79,14 @@ def test_a_batch_that_does_not_fit_is_refused():
             trained.evaluate([{"f": np.arange(30, 39)}])
         (acts,) = trained.evaluate([{"f": np.arange(30, 38)}])
         assert acts["f"].shape == (8, 2)
+
+
+def test_rows_are_read_beside_training_for_empty_bags_too():
+    table = dynamic("t", 8, 2, initializer=js.constant(3.0))
+    with Stored([js.FeatureSpec("f", table, combiner="sum")]) as trained:
+        reader = RowReader(trained.store)
+        for lengths, want in (([0, 0], [0, 0]), ([2, 0], [6, 0])):
+            bags = js.Ragged.from_lengths(np.arange(sum(lengths)), np.array(lengths))
+            loaded = reader.load(trained.state, batch_of({"f": bags}))
+            acts = unpadded(look(loaded.emb, loaded.state, loaded.batch.ids), loaded.batch)
+            assert acts["f"].tolist() == [[value] * 2 for value in want]

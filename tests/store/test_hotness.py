@@ -40,6 +40,15 @@ def test_hits_are_those_of_the_hottest_keys():
     assert rates[-1] >= 0.9 * best
 
 
+def test_rows_of_the_next_pass_stay_though_they_are_colder():
+    table = dynamic("t", 9, 2, tiers=js.Tiers(device_rows=4))
+    with Stored([js.FeatureSpec("f", table)]) as trained:
+        keys = [[0, 1], [2, 3], [4, 5], [0, 1], [2, 3]]
+        _, facts = trained.train([{"f": np.array(k)} for k in keys], batches_per_pass=1)
+    # For keys 4 and 5 those go that came later than 0 and 1, and come back for the last pass.
+    assert [one["host_to_device_bytes"] > 0 for one in facts] == [False] * 4 + [True]
+
+
 def test_scores_decay_by_batches():
     hotness = Hotness(half_life=2)
     hotness.add(np.array([0, 1], np.int32), np.array([4, 1]))

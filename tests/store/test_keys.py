@@ -10,7 +10,7 @@ import pytest
 
 import jaxsparse as js
 from jaxsparse.store.admission import AdmitByBloomCount, make_admitter
-from tests.store.stores import Stored, dynamic
+from tests.store.stores import Stored, batch_of, dynamic
 
 
 def run(batches, **keys):
@@ -148,8 +148,37 @@ def test_small_norms_go_when_the_table_is_nearly_full():
         assert trained.store.stats()["t"]["evictions"] == 6
 
 
+def test_small_rows_of_the_pass_to_come_and_those_that_leave_for_it_stay():
+    options = {"eviction": js.L2Norm(below=2.0), "initializer": js.constant(0.0)}
+    for tiers, num_leaving in ((None, 0), (js.Tiers(device_rows=4), 2)):
+        with Stored([js.FeatureSpec("f", dynamic("t", 10, 2, tiers=tiers, **options))]) as trained:
+            trained.train([{"f": np.arange(4)}, {"f": np.arange(4, 8)}], batches_per_pass=1)
+            assert trained.keys() == list(range(8))
+            # With key 8 the table is nearly full.
+            trained.train([{"f": np.array([0, 8])}])
+            first, *left, last = trained.keys()
+            assert (first, last) == (0, 8) and len(left) == num_leaving
+            assert trained.read([0, *left, 8])[:, 0].tolist() == [-2, *[-1] * num_leaving, -1]
+            trained.train([{"f": np.array([*left, 1])}])
+            assert trained.read([*left, 1])[:, 0].tolist() == [*[-2] * num_leaving, -1]
+
+
+def test_keys_that_are_evicted_inside_passes_come_again_as_new():
+    with Stored([js.FeatureSpec("f", dynamic())]) as trained:
+        store, gone = trained.store, {0: 1, 3: 2}
+        data = [batch_of({"f": np.array([key])}) for key in (1, 2, 3, 1)]
+        for number, p in enumerate(store.passes(data, batches_per_pass=1)):
+            trained.state = store.enter(trained.state, p)
+            if number in gone:
+                assert store.evict("t", [gone[number], 99]) == 1
+        # The first before the pass after next, the second behind the last pass.
+        stats = store.stats()["t"]
+        assert (stats["inserts"], stats["evictions"]) == (4, 2)
+        assert trained.keys() == [1, 3]
+
+
 @pytest.mark.parametrize("eviction", [js.LRU(), js.LFU(), js.TTL(steps=3)], ids=str)
-def test_what_happens_to_keys_does_not_depend_on_passes_or_tiers(eviction):
+def test_what_happens_to_keys_does_not_depend_on_passes_or_tiers(eviction, tmp_path):
     rng = np.random.default_rng(2)
     batches = [{"f": rng.zipf(1.3, 6) % 90} for _ in range(60)]
     results = []
@@ -158,6 +187,7 @@ def test_what_happens_to_keys_does_not_depend_on_passes_or_tiers(eviction):
         (None, 1, 7),
         (js.Tiers(device_rows=8), 1, None),
         (js.Tiers(device_rows=12), 4, 3),
+        (js.Tiers(device_rows=8, host_rows=3, ssd=[tmp_path]), 1, None),
     ):
         keys = {"admission": js.CountAdmission(2), "eviction": eviction}
         table = dynamic("t", 20, 2, js.Adagrad(0.5), tiers, **keys)
@@ -165,7 +195,11 @@ def test_what_happens_to_keys_does_not_depend_on_passes_or_tiers(eviction):
             trained.train(batches, batches_per_pass=most)
             kept = trained.keys()
             results.append((kept, trained.read(kept).tobytes(), trained.slots(kept)))
-            assert trained.store.stats()["t"]["evictions"] > 5
+            stats = trained.store.stats()["t"]
+            assert stats["evictions"] > 5
+            # Rows that were given up are nowhere.
+            on_tiers = [stats[f"{tier}_rows"] for tier in ("device", "host", "ssd")]
+            assert sum(on_tiers) == len(kept)
     first = results[0]
     for keys, rows, slots in results[1:]:
         assert keys == first[0]

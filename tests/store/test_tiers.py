@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import jaxsparse as js
+from jaxsparse.store.mover import TIDY_EVERY
 from tests.field_cases.layers import mesh_of
-from tests.store.stores import Stored, train
+from tests.store.stores import Stored, dynamic, train
 
 RULES = {
     "sgd": js.SGD(0.5),
@@ -165,3 +166,15 @@ def test_batches_are_checked_when_they_are_planned():
         with pytest.raises(ValueError, match=r"missing \['f'\], unknown \['g'\]"):
             trained.train([{"g": np.array([1, 2])}])
         assert trained.keys() == []
+
+
+def test_garbage_on_disks_is_rewritten_however_few_passes_a_run_has(tmp_path):
+    tiers = js.Tiers(device_rows=8, host_rows=0, ssd=[tmp_path])
+    with Stored([js.FeatureSpec("f", dynamic("t", 24, tiers=tiers))]) as trained:
+        for number in range(TIDY_EVERY + 1):
+            # One pass, as those of `Trainer.step`; a flush makes a segment of what left.
+            trained.train([{"f": np.arange(8) + 8 * (number % 3)}])
+            trained.store.flush(trained.state)
+        disks = trained.store.stats()["t"]["ssd"]
+        assert disks["compactions"] == 1
+        assert disks["garbage_rows"] <= disks["live_rows"] == 16

@@ -24,7 +24,8 @@ import numpy as np  # noqa: E402
 
 import jaxsparse as js  # noqa: E402
 from jaxsparse.durable import FAULT  # noqa: E402
-from tests.train.test_stored import SETUPS, dataset, outcome, trainer_of  # noqa: E402
+from tests.store.checkpoints import SETUPS  # noqa: E402
+from tests.train.test_stored import dataset, outcome, trainer_of  # noqa: E402
 
 STEPS, EVERY = 70, 9
 POINTS = ("in_arrays", "before_manifest", "before_rename", "after_rename")

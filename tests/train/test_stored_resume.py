@@ -8,7 +8,8 @@ import pytest
 import jaxsparse as js
 from jaxsparse.testing import assert_trees_equal
 from tests.ckpt.runs import without_times
-from tests.train.test_stored import NUM_KEYS, SETUPS, STEPS, dataset, outcome, trainer_of
+from tests.store.checkpoints import SETUPS
+from tests.train.test_stored import NUM_KEYS, STEPS, dataset, outcome, trainer_of
 
 OPTIONS = {"steps": STEPS, "log_every": 5, "progress": False}
 BY_TIER = {f"{name}_bytes" for name in ("ram_read", "ram_written", "ssd_read", "ssd_written")}
@@ -72,10 +73,11 @@ class Asking:
             yield batch
 
 
-@pytest.mark.parametrize("at", [1, 9, 15])
-def test_a_run_that_was_asked_to_stop_goes_on_as_if_it_had_not_been(at, tmp_path):
+# In the last case all data are drawn when the run stops, and some of them not trained.
+@pytest.mark.parametrize(("at", "eval_every"), [(1, 8), (9, 8), (15, 8), (1, None)])
+def test_a_run_that_was_asked_to_stop_goes_on_as_if_it_had_not_been(at, eval_every, tmp_path):
     options = {**OPTIONS, "steps": 37}  # almost four times the data
-    options |= {"eval_dataset": dataset(1, 3, 2 * NUM_KEYS), "eval_every": 8}
+    options |= {"eval_dataset": dataset(1, 3, 2 * NUM_KEYS), "eval_every": eval_every}
     results = []
     for name, stops in (("whole", []), ("parts", [at, at])):
         saves = manager(tmp_path, name, every=13, best="auc")

@@ -23,6 +23,9 @@ import numpy.typing as npt
 
 from jaxsparse.store.ssd.checksums import Bytes, Int64s, Uint32s, crc32c
 
+SEGMENT_BYTES = 8 << 20
+"""Most bytes of a segment's file, unless the user says how many."""
+
 ROW_BITS = 24
 ROW_MASK = (1 << ROW_BITS) - 1
 ALIGNMENT = 4096

@@ -20,7 +20,7 @@ from jaxsparse.store.ssd.errors import StoreError
 from jaxsparse.store.ssd.files import SegmentFiles
 from jaxsparse.store.ssd.filling import Appender, Filling
 from jaxsparse.store.ssd.folders import Folders
-from jaxsparse.store.ssd.layout import Uint64s, rows_per_segment
+from jaxsparse.store.ssd.layout import SEGMENT_BYTES, Uint64s, rows_per_segment
 from jaxsparse.store.ssd.opening import check_arguments, check_direct, open_journal, recover
 from jaxsparse.store.ssd.recovery import live_entries, superseded
 from jaxsparse.store.ssd.row_reader import RowReader
@@ -57,7 +57,7 @@ class SegmentStore:
         *,
         table: str,
         row_bytes: int,
-        segment_bytes: int = 8 << 20,
+        segment_bytes: int = SEGMENT_BYTES,
         direct: bool = False,
         implementation: Implementation | None = None,
     ) -> None:
