@@ -15,12 +15,11 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh
 
-from jaxsparse import checks, programs
+from jaxsparse import checks, programs, table_rows
 from jaxsparse.agreement import agree
-from jaxsparse.dynamic import Dynamic
 from jaxsparse.encode import FixedIds, RaggedIds
-from jaxsparse.hashing import Hashed, Identity
-from jaxsparse.ladder import Ladder, SlabNeed, SlabShape, bucket, smallest_shape
+from jaxsparse.hashing import Hashed
+from jaxsparse.ladder import Ladder, SlabNeed, SlabShape, smallest_shape
 from jaxsparse.layout import Layout
 from jaxsparse.local import LocalEmbedding, Residuals
 from jaxsparse.ops.paths import Path, path_of
@@ -37,9 +36,6 @@ from jaxsparse.row_grads import RowGrads
 from jaxsparse.slab_encoder import SlabEncoder
 from jaxsparse.specs import Exchange, FeatureSpec, TableSpec, is_positive_int
 from jaxsparse.state import EmbeddingState, state_spec
-
-READ_ROWS = 1 << 16
-"""Rows moved at a time by `read` and `write`."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -391,18 +387,13 @@ class EmbeddingCollection:
         In several processes `read`, `read_slots` and `write` are collectives: all of them must
         call, with the same arguments.
         """
-        slab_index = self._slab_index(table)
-        checks.check_state(state, self.layout_fingerprint)
-        return self._gather(state.slabs[slab_index], table, keys)
+        return table_rows.read(self, state, table, keys)
 
     def read_slots(
         self, state: EmbeddingState, table: str, keys: npt.ArrayLike
     ) -> dict[str, npt.NDArray[Any]]:
         """Slot variables ``[n, D]`` or ``[n]`` of a table by key; empty for a frozen table."""
-        slab_index = self._slab_index(table)
-        checks.check_state(state, self.layout_fingerprint)
-        slots = state.slots[slab_index]
-        return {name: self._gather(array, table, keys) for name, array in slots.items()}
+        return table_rows.read_slots(self, state, table, keys)
 
     def write(
         self,
@@ -427,36 +418,7 @@ class EmbeddingCollection:
                 one row.
             TypeError: ``rows`` are no numbers.
         """
-        owner, row = self._locate(table, keys, as_rows)
-        checks.check_state(state, self.layout_fingerprint)
-        values = checks.float32_rows(table, rows)
-        expected = (row.size, self.tables[table].embedding_dim)
-        if values.shape != expected:
-            raise ValueError(f"write {table!r}: rows must be {expected}, got {values.shape}")
-        _, first, counts = np.unique(
-            np.stack([owner, row]), axis=1, return_index=True, return_counts=True
-        )
-        if counts.size and counts.max() > 1:
-            where = int(first[int(counts.argmax())])
-            raise ValueError(
-                f"write {table!r}: {counts.max()} keys address one row, the first is "
-                f"{np.asarray(keys)[where : where + 1].tolist()[0]!r}; write each row once"
-            )
-        index = self._slab_index(table)
-        slab = state.slabs[index]
-        for chunk in range(0, row.size, READ_ROWS):
-            part = slice(chunk, chunk + READ_ROWS)
-            padding = bucket(row[part].size) - row[part].size
-            slab = programs.scatter_rows(
-                self,
-                self.layout.slabs[index].replicated,
-                slab,
-                np.pad(owner[part], (0, padding)),
-                np.pad(row[part], (0, padding), constant_values=np.iinfo(np.int32).max),
-                np.pad(values[part], ((0, padding), (0, 0))),
-            )
-        slabs = (*state.slabs[:index], slab, *state.slabs[index + 1 :])
-        return dataclasses.replace(state, slabs=slabs)
+        return table_rows.write(self, state, table, keys, rows, as_rows)
 
     def summary(self) -> str:
         """Tables, slabs, placements, bytes per device and load balance, for people."""
@@ -552,52 +514,3 @@ class EmbeddingCollection:
             for name, slot in slots.items():
                 result[name] = jnp.asarray(values[slot[: host.num_values[name]]])
         return result
-
-    def _slab_index(self, table: str) -> int:
-        if table not in self.tables:
-            raise ValueError(f"no table {table!r}; tables: {list(self.tables)}")
-        if table in self.stored_tables:
-            raise ValueError(
-                f"table {table!r} has Dynamic keys or tiers: where its rows lie only its "
-                "js.RowStore knows; use the store's read, read_slots and write"
-            )
-        slab, _ = self.layout.find(table)
-        return self.layout.slabs.index(slab)
-
-    def _locate(
-        self, table: str, keys: npt.ArrayLike, as_rows: bool = False
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Owner and local row ``[n]`` of each key."""
-        self._slab_index(table)
-        slab, index = self.layout.find(table)
-        spec = self.tables[table]
-        rule = Identity() if as_rows else spec.keys
-        assert not isinstance(rule, Dynamic), "refused by _slab_index"
-        try:
-            ids = rule.rows(keys, spec.vocabulary_size)
-        except (ValueError, TypeError) as error:
-            raise type(error)(f"table {table!r}: {error}") from error
-        if ids.ndim != 1 or (ids < 0).any():
-            raise ValueError(
-                f"table {table!r}: keys must be [n], each with a row, got shape {ids.shape} "
-                f"and {int((ids < 0).sum())} keys without one"
-            )
-        owner, row = slab.tables[index].locate(ids, self.num_shards)
-        return owner.astype(np.int32), row.astype(np.int32)
-
-    def _gather(self, array: jax.Array, table: str, keys: npt.ArrayLike) -> npt.NDArray[Any]:
-        owner, row = self._locate(table, keys)
-        slab, _ = self.layout.find(table)
-        chunks = [np.empty((0, *array.shape[1:]), array.dtype)]
-        for start in range(0, row.size, READ_ROWS):
-            part = slice(start, start + READ_ROWS)
-            padding = bucket(row[part].size) - row[part].size
-            values = programs.gather_rows(
-                self,
-                slab.replicated,
-                array,
-                np.pad(owner[part], (0, padding)),
-                np.pad(row[part], (0, padding)),
-            )
-            chunks.append(np.asarray(values)[: row[part].size])
-        return np.concatenate(chunks)

@@ -17,8 +17,11 @@ from jax import lax
 
 from jaxsparse.ops.paths import Path
 from jaxsparse.ops.row_update import XLA_ROWS, RowAccess
-from jaxsparse.ops.segment_sum import segment_sum
+from jaxsparse.ops.segment_sum import BagGradients, segment_sum
 from jaxsparse.ops.unique import unique
+
+Gradients = tuple[jax.Array, jax.Array | BagGradients]
+"""Distinct local rows ``[K]`` int32, and their gradients ``[K, D]`` float32."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,24 +71,26 @@ class Route:
             vectors = self._all_to_all(self._to_wire(vectors))
         return vectors.astype(jnp.float32)
 
-    def give_back(self, asked: jax.Array, grads: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def give_back(self, asked: jax.Array, grads: jax.Array | BagGradients) -> Gradients:
         """Brings row gradients to the owners and sums them by row.
 
         Args:
             asked: ``[S * C]``, from `ask`.
-            grads: ``[S * C, D]`` float32, gradients of the rows this device asked for.
+            grads: ``[S * C, D]`` float32, gradients of the rows this device asked for; sums that
+                are to be made are made if they travel.
 
         Returns:
             Distinct local rows ``[K]`` ascending, padded with R, and their gradients ``[K, D]``.
         """
         if self.num_devices == 1:
             return asked, grads
+        sums = grads.sum(self.path) if isinstance(grads, BagGradients) else grads
         if self.replicated:
             asked = lax.all_gather(asked, self.axes, tiled=True)
-            grads = lax.all_gather(self._to_wire(grads), self.axes, tiled=True)
+            sums = lax.all_gather(self._to_wire(sums), self.axes, tiled=True)
         else:
-            grads = self._all_to_all(self._to_wire(grads))
-        return merge_rows(asked, grads.astype(jnp.float32), self.num_rows, self.path)
+            sums = self._all_to_all(self._to_wire(sums))
+        return merge_rows(asked, sums.astype(jnp.float32), self.num_rows, self.path)
 
     def _all_to_all(self, x: jax.Array) -> jax.Array:
         result: jax.Array = lax.all_to_all(x, self.axes, split_axis=0, concat_axis=0, tiled=True)

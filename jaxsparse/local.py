@@ -13,7 +13,7 @@ from jax import lax
 
 from jaxsparse.bag_plan import LevelPlan
 from jaxsparse.bag_pooling import bag_row_gradients, bag_weight_gradients, pool_bags
-from jaxsparse.exchange import Route
+from jaxsparse.exchange import Gradients, Route
 from jaxsparse.layout import SlabLayout, fixed_rows
 from jaxsparse.moves import ROUNDING_SEED, FusedMoves, Moves
 from jaxsparse.ops.row_update import NATIVE_ROWS, XLA_ROWS, MovedRows, RowAccess, is_fused
@@ -27,10 +27,6 @@ from jaxsparse.state import EmbeddingState
 
 if TYPE_CHECKING:
     from jaxsparse.embedding import EmbeddingCollection
-
-
-Gradients = tuple[jax.Array, jax.Array | BagGradients]
-"""Distinct local rows ``[K]`` int32, and their gradients ``[K, D]``."""
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("ids", "asked", "vectors"), meta_fields=())
@@ -157,18 +153,10 @@ class LocalEmbedding:
         ids = residuals.ids
         parts = zip(self.emb.layout.slabs, residuals.asked, ids.slabs, strict=True)
         return [
-            self._give_back(slab, asked, self._row_gradients(grads, slab_ids, ids))
+            self._route(slab).give_back(asked, self._row_gradients(grads, slab_ids, ids))
             for slab, asked, slab_ids in parts
             if slab.trainable
         ]
-
-    def _give_back(
-        self, slab: SlabLayout, asked: jax.Array, local: jax.Array | BagGradients
-    ) -> Gradients:
-        route = self._route(slab)
-        if route.num_devices == 1:
-            return asked, local
-        return route.give_back(asked, self._summed(local))
 
     def _summed(self, grads: jax.Array | BagGradients) -> jax.Array:
         return grads.sum(self.emb.path) if isinstance(grads, BagGradients) else grads

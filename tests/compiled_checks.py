@@ -8,19 +8,14 @@ module does without and `print_gpu_facts` hands what it found to the tests as JS
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
-import re
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxsparse as js
@@ -28,157 +23,22 @@ from jaxsparse.packed_batch import PackedBatch
 from jaxsparse.prepared import prepare_ids
 from jaxsparse.train.step import state_spec, train_step
 from tests import program_cache
-
-BATCH = 64
-NUM_DENSE = 3
-NUM_FEATURES = (13, 26, 100)
-
-CAPACITY = 1 << 16
-"""More than any batch needs: the top rung, for the need depends on where its rows lie."""
-
-NUM_KEYS = 1000
-"""Keys of the batch are below."""
-
-MIN_ROWS = 1_000_000
-"""Rows a device holds of every table: more than any other array of these steps has elements, and
-so many that GPU schedules, which weigh arrays by their size, do not change with ten times more."""
+from tests.compiled_models import (
+    CAPACITY,
+    NUM_DENSE,
+    NUM_FEATURES,
+    RULES,
+    Tower,
+    bfloat16,
+    every_placement,
+    many_features,
+    one_rule,
+)
+from tests.program_text import CARRIES, arguments, count_collectives, num_updates, table_sized
 
 GPU_SLACK_BYTES = 4096
 """Most by which temporaries may change with the schedule where a GPU step has several slabs: they
 are then of different size now and then, by multiples of 256 bytes and in either direction."""
-
-# ---- programs ---------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class HeavyBall:
-    """A rule of the user's own."""
-
-    learning_rate: float = dataclasses.field(compare=False)
-
-    def init_slots(self, num_rows, dim):
-        return {"velocity": jnp.zeros((num_rows, dim), jnp.float32)}
-
-    def update(self, w, slots, g, lr, step):
-        velocity = 0.5 * slots["velocity"] + g
-        return w - lr * velocity, {"velocity": velocity}
-
-
-class Tower(nnx.Module):
-    """A small dense model whose number of parameters does not depend on that of features."""
-
-    def __init__(self, width):
-        self.hidden = nnx.Linear(width, 8, rngs=nnx.Rngs(0))
-        self.logit = nnx.Linear(8 + NUM_DENSE, 1, rngs=nnx.Rngs(1))
-
-    def __call__(self, acts, dense, train=False):
-        flat = [act.reshape(act.shape[0], -1) for act in acts.values()]
-        hidden = jax.nn.relu(self.hidden(jnp.concatenate(flat, axis=1)))
-        return self.logit(jnp.concatenate([hidden, dense], axis=1))[:, 0]
-
-
-RULES = {
-    "sgd": js.SGD(0.1),
-    "adagrad": js.Adagrad(0.1, l2=0.01),
-    "rowwise_adagrad": js.RowwiseAdagrad(0.1, weight_decay=0.01),
-    "adam": js.Adam(0.1),
-    "adam_per_row": js.Adam(0.1, per_row_count=True),
-    "ftrl": js.Ftrl(0.1),
-    "heavy_ball": HeavyBall(0.1),
-}
-
-
-def collection(mesh, tables, ragged):
-    """One feature a table; every ``ragged``-th is ragged and weighted, the others one id."""
-    features = [js.FeatureSpec(f"f_{table.name}", table, combiner="mean") for table in tables]
-    emb = js.EmbeddingCollection(
-        features, mesh=mesh, exchange=js.Exchange(capacity=CAPACITY), device_bytes=2**40
-    )
-    rng = np.random.default_rng(0)
-    columns = {}
-    for index, feature in enumerate(features):
-        if index % ragged == 0:
-            values = rng.integers(0, NUM_KEYS, 2 * BATCH)
-            weights = np.ones(values.size, np.float32) if index % (2 * ragged) == 0 else None
-            columns[feature.name] = js.Ragged.from_lengths(values, np.full(BATCH, 2), weights)
-        else:
-            columns[feature.name] = rng.integers(0, NUM_KEYS, BATCH)
-    return emb, columns
-
-
-def sharded(mesh, name, rule, factor, dim=16, **options):
-    """A table of which every device holds a part."""
-    size = mesh.size * MIN_ROWS * factor
-    return js.TableSpec(
-        name,
-        vocabulary_size=size,
-        embedding_dim=dim,
-        optimizer=rule,
-        placement="sharded",
-        **options,
-    )
-
-
-def whole(placement, name, rule, factor, dim=16, **options):
-    """A table that is not cut."""
-    return js.TableSpec(
-        name,
-        vocabulary_size=MIN_ROWS * factor,
-        embedding_dim=dim,
-        optimizer=rule,
-        placement=placement,
-        **options,
-    )
-
-
-def one_rule(mesh, rule, factor):
-    """A single sharded table."""
-    return collection(mesh, [sharded(mesh, "t", RULES[rule], factor)], ragged=1)
-
-
-def every_rule(mesh, factor):
-    """A sharded slab of each rule."""
-    tables = [
-        sharded(mesh, name, rule, factor, dim)
-        for dim, (name, rule) in enumerate(RULES.items(), start=4)
-    ]
-    return collection(mesh, tables, ragged=2)
-
-
-def every_placement(mesh, factor):
-    """Replicated and single tables, a frozen one, and two tables in one slab."""
-    tables = [
-        whole("replicated", "copied", js.Adagrad(0.1), factor, 4),
-        whole("replicated", "copied_too", js.Adam(0.1, per_row_count=True), factor, 5),
-        whole("single", "single", js.Ftrl(0.1), factor, 6),
-        sharded(mesh, "frozen", js.SGD(0.1), factor, 7, trainable=False),
-        sharded(mesh, "first", js.RowwiseAdagrad(0.1), factor, 8),
-        sharded(mesh, "second", js.RowwiseAdagrad(0.2), factor, 8),
-        whole("single", "third", js.RowwiseAdagrad(0.2), factor, 8),
-    ]
-    return collection(mesh, tables, ragged=3)
-
-
-def bfloat16(mesh, factor):
-    """Half-precision tables."""
-    tables = [
-        sharded(mesh, "cut", js.RowwiseAdagrad(0.1), factor, dtype="bfloat16"),
-        whole("replicated", "copied", js.RowwiseAdagrad(0.1), factor, dtype="bfloat16"),
-    ]
-    return collection(mesh, tables, ragged=2)
-
-
-def many_features(mesh, count):
-    """``count`` features, each of its own table, in one sharded and one replicated slab."""
-    rule = js.Adagrad(0.1)
-    tables = [
-        whole("replicated", f"t{index}", rule, 1, 8)
-        if index % 4 == 0
-        else sharded(mesh, f"t{index}", rule, 1, 8)
-        for index in range(count)
-    ]
-    return collection(mesh, tables, ragged=2)
-
 
 # ---- compiling --------------------------------------------------------------------------------
 
@@ -260,96 +120,6 @@ def facts_of(emb, compiled, seconds):
     }
 
 
-# ---- reading ----------------------------------------------------------------------------------
-
-_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
-_ARRAY = re.compile(r"\b(?:pred|[suf]\d+|bf16|f8\w*|c\d+)\[([\d,]*)\]")
-_COMMENT = re.compile(r"/\*.*?\*/")
-
-
-def _num_elements(dims):
-    """Of dimensions as text, ``3,4``."""
-    return math.prod(int(dim) for dim in dims.split(",") if dim)
-
-
-@dataclasses.dataclass(frozen=True)
-class Instruction:
-    """One line of a compiled program."""
-
-    name: str
-    opcode: str
-    result: str
-    """Shape, or tuple of shapes."""
-    line: str
-
-    @property
-    def most_elements(self) -> int:
-        """Elements of the largest array of the result."""
-        return max(map(_num_elements, _ARRAY.findall(self.result)), default=0)
-
-
-def instructions(text):
-    """All instructions of all computations, those inside fusions and loops too."""
-    found = []
-    for line in text.splitlines():
-        match = _INSTRUCTION.match(_COMMENT.sub("", line))
-        if match is None:
-            continue
-        rest = match[3]
-        if rest.startswith("("):
-            end = _end_of_tuple(rest)
-            result, rest = rest[:end], rest[end:]
-        else:
-            result, _, rest = rest.partition(" ")
-        opcode = rest.strip().partition("(")[0]
-        found.append(Instruction(match[2], opcode, result, line.strip()))
-    return found
-
-
-def _end_of_tuple(text):
-    """Where the parenthesis closes that ``text`` begins with."""
-    depth = 0
-    for end, char in enumerate(text, start=1):
-        depth += (char == "(") - (char == ")")
-        if depth == 0:
-            return end
-    raise ValueError(f"no end: {text}")
-
-
-CARRIES = {"parameter", "get-tuple-element", "tuple", "bitcast", "fusion", "while", "call"}
-"""Opcodes that hand a table on. What a fusion, loop or call does is read inside of it."""
-
-UPDATES = {"scatter", "dynamic-update-slice"}
-"""Opcodes that write rows into the table they are given, in place unless there is a copy."""
-
-
-def num_updates(instruction):
-    """Arrays that an instruction updates: one, or those that a kernel is given to write into.
-
-    A kernel that also has a result of its own counts as none.
-    """
-    if instruction.opcode in UPDATES:
-        return 1
-    if instruction.opcode != "custom-call":
-        return 0
-    aliased = len(re.findall(r"\{\d*\}: \(\d+, \{\}", instruction.line))
-    return aliased if aliased == len(_ARRAY.findall(instruction.result)) else 0
-
-
-COLLECTIVES = ("all-to-all", "all-reduce", "all-gather", "reduce-scatter", "collective-permute")
-
-
-def table_sized(fact):
-    """Instructions whose result holds an array of at least a table's number of rows."""
-    return [i for i in instructions(fact["text"]) if i.most_elements >= fact["min_rows"]]
-
-
-def count_collectives(fact):
-    """Number of collectives by kind; a start and its done are one."""
-    counts = Counter(i.opcode.removesuffix("-start") for i in instructions(fact["text"]))
-    return {kind: counts[kind] for kind in COLLECTIVES}
-
-
 # ---- checks -----------------------------------------------------------------------------------
 
 
@@ -369,12 +139,10 @@ def check_aliased(fact):
     """Every slab and slot of the result lies in the buffer of the argument it came from."""
     size = sum(array["bytes"] for array in fact["arrays"])
     assert size <= fact["aliased_bytes"], (size, fact["aliased_bytes"])
-    header = _COMMENT.sub("", fact["text"].partition("\n")[0])
-    arguments = _ARRAY.findall(re.search(r"entry_computation_layout=\{\((.*?)\)->", header)[1])
-    aliased = {int(n) for n in re.findall(r": \((\d+), \{\}, (?:may|must)-alias\)", header)}
-    tables = {n for n, a in enumerate(arguments) if _num_elements(a) >= fact["min_rows"]}
+    sizes, aliased = arguments(fact["text"])
+    tables = {n for n, size in enumerate(sizes) if size >= fact["min_rows"]}
     assert len(tables) == len(fact["arrays"]), (tables, fact["arrays"])
-    assert tables <= aliased, f"arguments {tables - aliased} are not aliased: {header[:2000]}"
+    assert tables <= aliased, f"arguments {tables - aliased} are not aliased: {fact['text'][:2000]}"
 
 
 def check_same_temporaries(small, large, slack_bytes=0):

@@ -16,9 +16,11 @@ import pytest
 import jaxsparse as js
 from jaxsparse.ops.native import library
 from tests import compiled_checks as checks
+from tests import compiled_models as models
 from tests import program_cache
 from tests.combinations import make_mesh
 from tests.gpu_target import run_for_gpu
+from tests.program_text import count_collectives
 
 SLOW = pytest.mark.slow
 
@@ -38,11 +40,11 @@ def check_pair(small, large, num_devices, slack_bytes=0):
 @pytest.mark.parametrize(
     ("mesh_name", "program"),
     [
-        ("1", checks.every_rule),
-        ("4", checks.every_rule),
-        ("4", checks.every_placement),
-        pytest.param("2x4", checks.every_rule, marks=SLOW),
-        *[pytest.param(m, checks.every_placement, marks=SLOW) for m in ("1", "2x4")],
+        ("1", models.every_rule),
+        ("4", models.every_rule),
+        ("4", models.every_placement),
+        pytest.param("2x4", models.every_rule, marks=SLOW),
+        *[pytest.param(m, models.every_placement, marks=SLOW) for m in ("1", "2x4")],
     ],
 )
 def test_no_table_is_copied_or_made(mesh_name, program):
@@ -52,11 +54,11 @@ def test_no_table_is_copied_or_made(mesh_name, program):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", checks.RULES)
+@pytest.mark.parametrize("rule", models.RULES)
 @pytest.mark.parametrize("mesh_name", ["1", "8"])
 def test_no_table_is_copied_or_made_by_a_rule_alone(mesh_name, rule):
     mesh = make_mesh(mesh_name)
-    small, large = (checks.facts(*checks.one_rule(mesh, rule, factor)) for factor in (1, 10))
+    small, large = (checks.facts(*models.one_rule(mesh, rule, factor)) for factor in (1, 10))
     check_pair(small, large, mesh.size)
 
 
@@ -67,7 +69,7 @@ def test_no_table_is_copied_or_made_by_a_rule_alone(mesh_name, rule):
 )
 def test_no_bfloat16_table_is_copied():
     mesh = make_mesh("4")
-    small, large = (checks.facts(*checks.bfloat16(mesh, factor)) for factor in (1, 10))
+    small, large = (checks.facts(*models.bfloat16(mesh, factor)) for factor in (1, 10))
     check_pair(small, large, mesh.size)
 
 
@@ -76,7 +78,7 @@ def check_equal_collectives(facts, num_devices):
     for fact in facts:
         checks.check_collectives(fact, num_devices)
         checks.check_no_table_is_made(fact)
-    counts = [checks.count_collectives(fact) for fact in facts]
+    counts = [count_collectives(fact) for fact in facts]
     assert all(count == counts[0] for count in counts), counts
     assert counts[0]["all-to-all"] == 3
 
@@ -84,23 +86,23 @@ def check_equal_collectives(facts, num_devices):
 @pytest.mark.parametrize(
     ("mesh_name", "num_features"),
     [
-        ("4", checks.NUM_FEATURES[:2]),
-        pytest.param("4", checks.NUM_FEATURES[1:], marks=SLOW),
-        pytest.param("2x4", checks.NUM_FEATURES[::2], marks=SLOW),
+        ("4", models.NUM_FEATURES[:2]),
+        pytest.param("4", models.NUM_FEATURES[1:], marks=SLOW),
+        pytest.param("2x4", models.NUM_FEATURES[::2], marks=SLOW),
     ],
 )
 def test_collectives_do_not_grow_with_features(mesh_name, num_features):
     mesh = make_mesh(mesh_name)
-    facts = [checks.facts(*checks.many_features(mesh, count)) for count in num_features]
+    facts = [checks.facts(*models.many_features(mesh, count)) for count in num_features]
     check_equal_collectives(facts, mesh.size)
 
 
 def test_the_arguments_stand_for_the_real_ones(monkeypatch):
     """What is compiled here from shapes is the program that a trainer runs."""
     monkeypatch.setattr(checks, "MIN_ROWS", 2000)
-    emb, columns = checks.bfloat16(make_mesh("4"), 1)
+    emb, columns = models.bfloat16(make_mesh("4"), 1)
     trainer = checks.make_trainer(emb)
-    dense = np.zeros((checks.BATCH, checks.NUM_DENSE), np.float32)
+    dense = np.zeros((models.BATCH, models.NUM_DENSE), np.float32)
     batch = js.Batch(columns, dense, dense[:, 0])
     real = trainer.init(jax.random.key(0)), trainer.pack(batch)
     shapes = checks.abstract_state(trainer), checks.abstract_batch(emb, columns)
@@ -115,14 +117,14 @@ def test_the_arguments_stand_for_the_real_ones(monkeypatch):
 
 def compiled_fact(function, *, num_updates=1):
     """The fact of a function of a table ``[MIN_ROWS, 4]``, rows ``[8]`` and values ``[8, 4]``."""
-    shapes = [((checks.MIN_ROWS, 4), np.float32), ((8,), np.int32), ((8, 4), np.float32)]
+    shapes = [((models.MIN_ROWS, 4), np.float32), ((8,), np.int32), ((8, 4), np.float32)]
     arguments = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
     with program_cache.switched_off():
         compiled = jax.jit(function, donate_argnums=0).lower(*arguments).compile()
-    array = {"name": "table", "bytes": checks.MIN_ROWS * 16, "moved": True}
+    array = {"name": "table", "bytes": models.MIN_ROWS * 16, "moved": True}
     return {
         "text": compiled.as_text(),
-        "min_rows": checks.MIN_ROWS,
+        "min_rows": models.MIN_ROWS,
         "arrays": [array] * num_updates,
         "aliased_bytes": compiled.memory_analysis().alias_size_in_bytes,
     }
@@ -154,20 +156,20 @@ def test_the_check_finds_table_sized_work(bad):
 
 
 def test_the_check_finds_a_table_that_is_not_aliased():
-    shape = jax.ShapeDtypeStruct((checks.MIN_ROWS, 4), np.float32)
+    shape = jax.ShapeDtypeStruct((models.MIN_ROWS, 4), np.float32)
     with program_cache.switched_off():
         compiled = jax.jit(lambda table: table.at[0].set(1)).lower(shape).compile()
     memory = compiled.memory_analysis()
     fact = {
         "text": compiled.as_text(),
-        "min_rows": checks.MIN_ROWS,
-        "arrays": [{"bytes": checks.MIN_ROWS * 16}],
+        "min_rows": models.MIN_ROWS,
+        "arrays": [{"bytes": models.MIN_ROWS * 16}],
         "aliased_bytes": memory.alias_size_in_bytes,
     }
     with pytest.raises(AssertionError):
         checks.check_aliased(fact)
     with pytest.raises(AssertionError, match="are not aliased"):
-        checks.check_aliased({**fact, "aliased_bytes": checks.MIN_ROWS * 16})
+        checks.check_aliased({**fact, "aliased_bytes": models.MIN_ROWS * 16})
 
 
 # ---- 8 x H200 ---------------------------------------------------------------------------------
@@ -180,7 +182,7 @@ def gpu():
 
 
 @pytest.mark.gpu_compile
-@pytest.mark.parametrize("rule", checks.RULES)
+@pytest.mark.parametrize("rule", models.RULES)
 def test_no_table_is_copied_or_made_on_h200(gpu, rule):
     check_pair(gpu[f"{rule} x1"], gpu[f"{rule} x10"], 8)
 
@@ -198,9 +200,9 @@ def test_two_axes_change_only_the_route_on_h200(gpu):
     checks.check_aliased(fact)
     checks.check_collectives(fact, 8)
     one_axis = gpu["bfloat16 x1"]
-    assert checks.count_collectives(fact) == checks.count_collectives(one_axis)
+    assert count_collectives(fact) == count_collectives(one_axis)
 
 
 @pytest.mark.gpu_compile
 def test_collectives_do_not_grow_with_features_on_h200(gpu):
-    check_equal_collectives([gpu[f"{count} features"] for count in checks.NUM_FEATURES], 8)
+    check_equal_collectives([gpu[f"{count} features"] for count in models.NUM_FEATURES], 8)

@@ -11,6 +11,7 @@ import pytest
 
 from tests import compiled_checks as checks
 from tests.gpu_target import run_for_gpu
+from tests.program_text import instructions
 
 pytestmark = pytest.mark.gpu_compile
 
@@ -77,9 +78,9 @@ def test_dense_dots_run_beside_the_exchanges(steps, name):
 
 
 def test_nothing_is_scattered_and_no_64_bits_are_sorted(step):
-    opcodes = [i.opcode for i in checks.instructions(step["text"])]
+    opcodes = [i.opcode for i in instructions(step["text"])]
     assert "scatter" not in opcodes
-    sorts = [i for i in checks.instructions(step["text"]) if i.opcode == "sort"]
+    sorts = [i for i in instructions(step["text"]) if i.opcode == "sort"]
     assert not [i.line for i in sorts if re.search(r"\b[suf]64\[", i.line)]
     # Owners sort the rows that are asked of them, once.
     assert len(sorts) == 1

@@ -114,7 +114,7 @@ def bag_gradients(
         "triton": derived_from(bag_gradients_xla, bag_gradients_triton),
     }
     args = jax.tree.map(jnp.asarray, (tuple(grads), offsets, bags, ids, weights, scale))
-    _check_gradients(*args)
+    BagGradients(*args).check()
     sums: jax.Array = run_on_platform("bag_gradients", implementation, kernels, *args)
     return sums
 
@@ -152,28 +152,16 @@ class BagGradients:
 
     def check(self) -> None:
         """Raises ValueError where the arrays do not fit together."""
-        _check_gradients(self.grads, self.offsets, self.bags, self.ids, self.weights, self.scale)
-
-
-def _check_gradients(
-    grads: tuple[jax.Array, ...],
-    offsets: jax.Array,
-    bags: jax.Array,
-    ids: jax.Array | None,
-    weights: jax.Array | None,
-    scale: jax.Array | None,
-) -> None:
-    """Raises where the arguments of `bag_gradients` do not fit together."""
-    if weights is not None and ids is None:
-        raise ValueError("bag_gradients: weights are by id, so they need ids")
-    if not grads:
-        raise ValueError("bag_gradients: grads is empty, expected at least one array")
-    shapes = Shapes("bag_gradients")
-    for number, part in enumerate(grads):
-        shapes.check(f"grads[{number}]", part, "_, D", jnp.float32)
-    shapes.sizes["O"] = sum(part.shape[0] for part in grads)
-    shapes.check("offsets", offsets, "K + 1", jnp.int32)
-    shapes.check("bags", bags, "M", jnp.int32)
-    shapes.check("ids", ids, "M", jnp.int32)
-    shapes.check("weights", weights, "_", jnp.float32)
-    shapes.check("scale", scale, "O", jnp.float32)
+        if self.weights is not None and self.ids is None:
+            raise ValueError("bag_gradients: weights are by id, so they need ids")
+        if not self.grads:
+            raise ValueError("bag_gradients: grads is empty, expected at least one array")
+        shapes = Shapes("bag_gradients")
+        for number, part in enumerate(self.grads):
+            shapes.check(f"grads[{number}]", part, "_, D", jnp.float32)
+        shapes.sizes["O"] = sum(part.shape[0] for part in self.grads)
+        shapes.check("offsets", self.offsets, "K + 1", jnp.int32)
+        shapes.check("bags", self.bags, "M", jnp.int32)
+        shapes.check("ids", self.ids, "M", jnp.int32)
+        shapes.check("weights", self.weights, "_", jnp.float32)
+        shapes.check("scale", self.scale, "O", jnp.float32)
