@@ -99,7 +99,7 @@ def test_collectives_do_not_grow_with_features(mesh_name, num_features):
 
 def test_the_arguments_stand_for_the_real_ones(monkeypatch):
     """What is compiled here from shapes is the program that a trainer runs."""
-    monkeypatch.setattr(checks, "MIN_ROWS", 2000)
+    monkeypatch.setattr(models, "MIN_ROWS", 2000)
     emb, columns = models.bfloat16(make_mesh("4"), 1)
     trainer = checks.make_trainer(emb)
     dense = np.zeros((models.BATCH, models.NUM_DENSE), np.float32)
