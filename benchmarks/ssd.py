@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows on disks against the disk itself: ``python -m benchmarks.ssd``.
+"""Rows on disks against the disk itself: ``python -m benchmarks ssd``.
 
-Rows of 512 bytes in a `SegmentStore` of at least 200 segments, in the folder of temporary files
-(``TMPDIR`` names another disk). Cold reads: the page cache is dropped by ``posix_fadvise`` before
+Rows of 512 bytes in a `SegmentStore` of at least 200 segments, in a folder of the disk that
+is measured. Cold reads: the page cache is dropped by ``posix_fadvise`` before
 each, of segments and of what they are compared with; or they go past it. Each round measures both
 sides, ratios are taken inside a round, and their median is reported. Every row read is compared
 with the one written.
@@ -23,15 +23,7 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from benchmarks.report import (
-    Result,
-    describe_machine,
-    grid,
-    machine,
-    requirement,
-    run,
-    summary,
-)
+from benchmarks.report import Result, describe_machine, grid, machine, requirement, summary
 from jaxsparse.store.ssd import SegmentStore
 from jaxsparse.store.ssd.native import call
 from jaxsparse.store.ssd.segment import segment_name
@@ -281,15 +273,18 @@ def medians(rounds: list[Any]) -> Any:
     return None if rounds[0] is None else statistics.median(rounds)
 
 
-def measure(num_rows: int = 3_400_000, rounds: int = 5) -> Result:
+def measure(
+    folder: pathlib.Path | None = None, *, num_rows: int = 3_400_000, rounds: int = 5
+) -> Result:
     """All of it.
 
     Args:
+        folder: of the disk; None is that of temporary files.
         num_rows: in the store; 3.4 million make 1.7 GB.
         rounds: of each comparison.
     """
     rows = Rows(num_rows)
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
         folder = pathlib.Path(temporary)
         appends = [measure_append(folder, Rows(max(1, num_rows // 8))) for _ in range(rounds)]
         store = open_store(folder / "rows", num_rows)
@@ -375,7 +370,3 @@ def table(result: Result) -> str:
         f"{result['segments']} segments; reader: {result['implementation']}"
     )
     return f"{head}\n{grid(lines)}\n{summary(result['requirements'])}"
-
-
-if __name__ == "__main__":
-    run(__doc__ or "", measure, table, num_rows=3_400_000)

@@ -10,8 +10,11 @@ from matplotlib.figure import Figure
 from benchmarks.charts import OURS, PEER
 from benchmarks.report import Result
 
-COLORS = {"ram": OURS, "ssd": PEER}
-LABELS = {"ram": "the others in memory", "ssd": "some in memory, the others on a disk, cached"}
+COLORS = {"ram": OURS, "ssd, cached": PEER}
+LABELS = {
+    "ram": "the others in memory",
+    "ssd, cached": "some in memory, the others on a disk, cached",
+}
 
 
 def draw_tiers(result: Result, path: pathlib.Path) -> None:
@@ -19,13 +22,13 @@ def draw_tiers(result: Result, path: pathlib.Path) -> None:
     curve = result["curve"]
     figure = Figure(figsize=(6.4, 4.2), dpi=120, layout="constrained")
     axes = figure.subplots()
-    base = curve["points"][0]["samples_per_s"]
+    base = next(point["samples_per_s"] for point in curve["points"] if point["setup"] == "device")
     axes.axhline(base, color="#8a8a8a", linestyle="--", linewidth=1.2, label="all on the device")
-    for tier, color in COLORS.items():
-        points = [point for point in curve["points"] if point["tier"] == tier]
+    for setup, color in COLORS.items():
+        points = [point for point in curve["points"] if point["setup"] == setup]
         ratios = [point["rows_per_device_row"] for point in points]
         rates = [point["samples_per_s"] for point in points]
-        axes.plot(ratios, rates, "o-", color=color, label=LABELS[tier], markersize=4.5)
+        axes.plot(ratios, rates, "o-", color=color, label=LABELS[setup], markersize=4.5)
         axes.set_xscale("log")
         axes.set_xticks(ratios, [f"{ratio:.0f}" for ratio in ratios])
     axes.minorticks_off()

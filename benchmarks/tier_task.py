@@ -8,9 +8,11 @@ and trained on, each overlapping the others as far as it does, until its last re
 from __future__ import annotations
 
 import dataclasses
+import gc
 import tempfile
+import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any, Literal
 
 import jax
@@ -22,10 +24,15 @@ from benchmarks.workers import peak_bytes, resident_bytes, serve
 from benchmarks.workload import NUM_DENSE, RATE
 from benchmarks.zipf_log import ZipfLog
 from jaxsparse.models import DLRM
+from jaxsparse.store.capacity import moving_bytes, plan_host
 from jaxsparse.train.step import train_step
 
 Tier = Literal["device", "ram", "ssd"]
 TABLE = "t"
+FILLED_AT_A_TIME = 32
+"""Batches between looks at how many rows there are."""
+FEW_KEYS = 1000
+"""Of the log that `measure_base` trains on."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +63,7 @@ class TierWorkload:
     top: tuple[int, ...] = (320, 160)
     """With ``bottom`` these make a step with all rows on the device take 90 to 110 ms on two cores
     of an EPYC of 2023."""
-    steps: int = 400
+    steps: int = 300
     """That are going to be trained at most: they decide on the capacity."""
     passes: int = 5
     """Timed in a turn."""
@@ -73,8 +80,13 @@ class TierWorkload:
 
     @property
     def capacity(self) -> int:
-        """Rows the table can have: new keys of a batch become fewer as it grows."""
-        return self.rows + self.num_ids // 8 * self.steps
+        """Rows the table can have: those it begins with, and those that the steps bring."""
+        log = self.log
+        begun = log.draws(min(self.rows, 0.99 * self.num_keys))
+        # It is filled some batches at a time, and some are read ahead.
+        trained = self.num_ids * (self.steps + FILLED_AT_A_TIME + 8 * self.batches_per_pass)
+        more = log.distinct(begun + trained) - self.rows
+        return self.rows + int(1.1 * max(more, 0)) + 1000
 
     @property
     def slab_rows(self) -> int:
@@ -86,11 +98,11 @@ class TierWorkload:
         """What is trained on."""
         return ZipfLog(num_keys=self.num_keys, exponent=self.exponent)
 
-    def table(self, folder: str | None = None) -> js.TableSpec:
+    def table(self, folder: str = ".") -> js.TableSpec:
         """The table; ``folder`` for its disks."""
         tiers = None
         if self.tier != "device":
-            on_disk = {"host_rows": int(self.ram_share * self.rows), "ssd": [folder or "."]}
+            on_disk = {"host_rows": int(self.ram_share * self.rows), "ssd": [folder]}
             tiers = js.Tiers(device_rows=self.slab_rows, **(on_disk if self.tier == "ssd" else {}))
         admission = js.CountAdmission(self.min_count) if self.min_count > 1 else None
         return js.TableSpec(
@@ -115,12 +127,16 @@ class KeyedBatches:
         self.number = 0
         self._ready: deque[js.Batch] = deque()
         rng = np.random.default_rng(0)
+        self.most_bytes = 0
+        """Of the batches that were drawn ahead; the most at a time."""
         self._dense = rng.standard_normal((workload.batch, NUM_DENSE), np.float32)
         self._labels = (rng.random(workload.batch) < 0.25).astype(np.float32)
 
     def draw(self, count: int) -> None:
         """Draws the next ``count`` batches into memory."""
         self._ready.extend(self._next() for _ in range(count))
+        keys = sum(sum(part.nbytes for part in one.features.values()) for one in self._ready)
+        self.most_bytes = max(self.most_bytes, keys + self._dense.nbytes + self._labels.nbytes)
 
     def _next(self) -> js.Batch:
         one = self.workload
@@ -139,14 +155,19 @@ class KeyedBatches:
 class TierTask:
     """A table filled by the log's first batches, then trained on the following ones."""
 
-    def __init__(self, workload: TierWorkload, folder: str | None = None) -> None:
-        """Makes it all; rows lie below ``folder``, None is that of temporary files."""
-        self.base = resident_bytes()
+    def __init__(self, workload: TierWorkload, folder: str, base: int = 0) -> None:
+        """Makes all but the rows.
+
+        Args:
+            workload: what is made.
+            folder: for rows on disks.
+            base: bytes of this process without what is made here.
+        """
+        self.base = base
         self.workload = workload
-        self._folder = tempfile.TemporaryDirectory(dir=folder)
-        table = workload.table(self._folder.name)
-        features = [js.FeatureSpec(f"f{n}", table) for n in range(workload.features)]
-        self.emb = js.EmbeddingCollection(features, mesh=js.make_mesh())
+        self.table = workload.table(folder)
+        features = [js.FeatureSpec(f"f{n}", self.table) for n in range(workload.features)]
+        self.emb = js.EmbeddingCollection(features, mesh=js.make_mesh(devices=jax.devices()[:1]))
         bottom = (*workload.bottom, workload.dim)
         model = DLRM.for_features(features, num_dense=NUM_DENSE, bottom=bottom, top=workload.top)
         self.trainer = js.Trainer(model, self.emb, optimizer=optax.adagrad(RATE))
@@ -156,29 +177,61 @@ class TierTask:
         self.trainer.store.close()
         self.store = js.RowStore(self.emb, self.state.embeddings, direct_io=workload.direct)
         self.batches = KeyedBatches(workload)
-        most = workload.batches_per_pass
-        self._passes = self.store.passes(self.batches, batches_per_pass=most)
         self.passes: list[dict[str, Any]] = []
-        self._fill()
-        self.facts = {
+        self._most_moved = 0
+        self._passes: Generator[js.Pass] | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was made."""
+        return {
             "path": self.emb.path,
             "jax": jax.__version__,
             "fill_batches": self.batches.number,
-            "device_bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(self.state)),
+            "device_bytes": self._device_bytes(),
             **self._counts(),
         }
 
-    def _fill(self) -> None:
+    def fill(self) -> None:
         """Rows come to be as in training, but no step is made with them."""
         while self.store.stats()[TABLE]["size"] < self.workload.rows:
-            for _ in range(max(1, 32 // self.workload.batches_per_pass)):
+            for _ in range(max(1, FILLED_AT_A_TIME // self.workload.batches_per_pass)):
                 for _ in self._enter():
                     pass
 
+    def write(self, keys: np.ndarray, rows: np.ndarray) -> None:
+        """Rows come to be all at once, before the first pass."""
+        embeddings = self.store.write(self.state.embeddings, TABLE, keys, rows)
+        self.state = dataclasses.replace(self.state, embeddings=embeddings)
+
+    def read(self, keys: np.ndarray) -> np.ndarray:
+        """Weights ``[n, D]``; ends the passes."""
+        self._end_passes()
+        return self.store.read(self.state.embeddings, TABLE, keys)
+
+    def flush(self) -> None:
+        """Makes rows on disks durable."""
+        self.store.flush(self.state.embeddings)
+
+    def close(self) -> None:
+        """Ends the passes and closes the disks."""
+        self._end_passes()
+        self.store.close()
+
+    def _end_passes(self) -> None:
+        if self._passes is not None:
+            self._passes.close()
+        self._passes = None
+
     def _enter(self) -> js.Pass:
+        if self._passes is None:
+            most = self.workload.batches_per_pass
+            self._passes = self.store.passes(self.batches, batches_per_pass=most)
         one = next(self._passes)
         embeddings = self.store.enter(self.state.embeddings, one)
         self.state = dataclasses.replace(self.state, embeddings=embeddings)
+        moved = max(one.facts["host_to_device_bytes"], one.facts["device_to_host_bytes"])
+        self._most_moved = max(self._most_moved, int(moved) // plan_host(self.table).row_bytes)
         return one
 
     def step(self, number: int) -> None:
@@ -225,15 +278,52 @@ class TierTask:
         return {
             "resident_bytes": resident_bytes(),
             "peak_bytes": peak_bytes(),
-            "base_bytes": self.base,
+            "stated": self._stated(),
             **self._counts(),
             "pass": means,
         }
 
+    def _device_bytes(self) -> int:
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self.state))
+
+    def _stated(self) -> dict[str, int]:
+        """Bytes of memory that can be known, by what takes them; devices are this process's."""
+        size = self.store.stats()[TABLE]["size"]
+        keys = js.Dynamic(size, admission=self.table.keys.admission)
+        # A table that is not full takes less on the host than one that is.
+        table = dataclasses.replace(self.table, keys=keys)
+        return {
+            "process": self.base,
+            "model and rows on the device": self._device_bytes(),
+            "store": plan_host(table).host_bytes,
+            "rows on their way": moving_bytes(table, self._most_moved),
+            "log": self.batches.most_bytes,
+        }
+
+
+def measure_base(workload: TierWorkload) -> int:
+    """Bytes of a process that has trained the same model on a table of few rows: interpreter, jax,
+    its programs, and what a step needs beside rows."""
+    few = dataclasses.replace(
+        workload, tier="device", num_keys=FEW_KEYS, rows=FEW_KEYS, steps=4, passes=1
+    )
+    task = TierTask(few, ".")  # nothing of it lies on a disk
+    for number in range(3):
+        task.step(number)
+    task.close()
+    del task
+    gc.collect()
+    return resident_bytes()
+
 
 def prepare(workload: TierWorkload, options: dict[str, Any]) -> TierTask:
-    """The task of a workload; option ``folder``."""
-    return TierTask(workload, **options)
+    """The task of a workload, filled; option ``folder``, below which rows lie as long as it does,
+    by default that of temporary files."""
+    files = tempfile.TemporaryDirectory(dir=options.get("folder"))
+    task = TierTask(workload, files.name, measure_base(workload))
+    weakref.finalize(task, files.cleanup)
+    task.fill()
+    return task
 
 
 if __name__ == "__main__":

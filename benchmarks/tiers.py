@@ -1,34 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training through a row store, its rows in other places: ``python -m benchmarks.tiers``.
+"""Training through a row store, its rows in other places: ``python -m benchmarks tiers``.
 
 A DLRM whose 26 features share one table of Dynamic keys, drawn by a bounded Zipf law. Set-ups take
 turns in one run, each in a process of its own: all rows on the device; a slab of a twentieth and
 the host's memory; a slab, some memory and a disk that has at least four fifths of the rows, read
 past the page cache and through it. What is told of a set-up is all samples of its turns over all
-their seconds, boundaries and new rows included.
+their seconds, boundaries and new rows included; and its peak of memory beside what can be told of
+it before.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from benchmarks.report import (
-    RESULTS,
-    Result,
-    describe_machine,
-    grid,
-    machine,
-    requirement,
-    save,
-    summary,
-)
-from benchmarks.tier_chart import draw_tiers
+from benchmarks.report import Result, describe_machine, grid, machine, requirement, summary
 from benchmarks.tier_hits import HitWorkload, hit_lines, measure_hits
+from benchmarks.tier_large import LargeStore, large_lines, large_requirements, measure_large
 from benchmarks.tier_task import TierWorkload
 from benchmarks.turns import quartiles
 from benchmarks.workers import Worker, tier
@@ -36,6 +28,8 @@ from benchmarks.workers import Worker, tier
 ROUNDS = 20
 LEAST_STEPS = 200
 """Timed for figures to quote."""
+STEP_MS = (90.0, 110.0)
+"""What a step takes with all rows on the device, for figures to quote."""
 
 SETUPS: dict[str, dict[str, Any]] = {
     "device": {"tier": "device"},
@@ -45,12 +39,17 @@ SETUPS: dict[str, dict[str, Any]] = {
 }
 LEAST = {"ram": 0.85, "ssd, direct": 0.6, "ssd, cached": 0.7}
 """Share of the samples a second of all rows on the device."""
-CURVE = (1 / 2, 1 / 5, 1 / 10, 1 / 20)
-"""Slabs of the chart, over the rows of the table."""
-CURVE_SETUPS: dict[str, dict[str, Any]] = {name: {"tier": name} for name in ("ram", "ssd")}
 LEAST_ON_DISK = 0.8
-STEP_MS = (90.0, 110.0)
-"""What a step takes with all rows on the device, for figures to quote."""
+"""Of the rows of a table that has a disk."""
+ADMITTED_AT = (1, 2)
+"""Occurrences at which a key gets a row: variants of a run."""
+MEMORY = (0.9, 1.1)
+"""Bytes of memory that are stated over those at the peak."""
+CURVE = (1 / 2, 1 / 5, 1 / 10)
+"""Slabs of the chart, over the rows of the table, beside that of the set-ups."""
+CURVE_SETUPS = ("ram", "ssd, cached")
+GIGABYTES, LARGE_GIGABYTES = 12, 14
+"""Of the disk: for the set-ups, and for the large store behind them."""
 
 
 def take_round(workers: Mapping[str, Worker], passes: int, number: int) -> dict[str, list[float]]:
@@ -59,19 +58,29 @@ def take_round(workers: Mapping[str, Worker], passes: int, number: int) -> dict[
     return {name: workers[name].run(passes) for name in names}
 
 
-def compare(workload: TierWorkload, setups: Mapping[str, dict[str, Any]], rounds: int) -> Result:
-    """All set-ups of one workload, in turns."""
+def compare(
+    workload: TierWorkload, names: Sequence[str], rounds: int, folder: pathlib.Path | None
+) -> Result:
+    """Set-ups of one workload, in turns."""
+    pass_steps = workload.batches_per_pass
+    # A pass of each turn is not timed.
+    workload = dataclasses.replace(workload, steps=rounds * (workload.passes + 1) * pass_steps)
+    options = {} if folder is None else {"folder": str(folder)}
     with contextlib.ExitStack() as stack:
-        workers, facts = {}, {}
-        for name, fields in setups.items():
-            workers[name] = stack.enter_context(tier())
-            facts[name] = workers[name].prepare(dataclasses.replace(workload, **fields))
+        workers = {name: stack.enter_context(tier()) for name in names}
+
+        def prepare(name: str) -> Result:
+            return workers[name].prepare(dataclasses.replace(workload, **SETUPS[name]), **options)
+
+        # Two at a time; nothing of it is timed.
+        with ThreadPoolExecutor(2) as threads:
+            facts = dict(zip(names, threads.map(prepare, names), strict=True))
         taken = [take_round(workers, workload.passes, number) for number in range(rounds)]
         ends = {name: worker.ask("memory") for name, worker in workers.items()}
-    steps = rounds * workload.passes * workload.batches_per_pass
+    steps = rounds * workload.passes * pass_steps
     told = {}
-    for name in setups:
-        turns = [sum(one[name]) / workload.passes / workload.batches_per_pass for one in taken]
+    for name in names:
+        turns = [sum(one[name]) / workload.passes / pass_steps for one in taken]
         mean_ms = sum(turns) / rounds
         told[name] = {
             "samples_per_s": workload.batch / mean_ms * 1e3,
@@ -79,55 +88,90 @@ def compare(workload: TierWorkload, setups: Mapping[str, dict[str, Any]], rounds
             "turn_ms": turns,
             "facts": facts[name],
             "end": ends[name],
+            "stated_over_peak": sum(ends[name]["stated"].values()) / ends[name]["peak_bytes"],
         }
-    base = told[next(iter(setups))]["samples_per_s"]
-    for one in told.values():
-        one["share"] = one["samples_per_s"] / base
     return {"workload": workload.as_dict(), "steps": steps, "setups": told}
 
 
-def measure_curve(workload: TierWorkload, rounds: int) -> Result:
-    """Samples a second by rows over device rows: slabs of several sizes, one after another."""
+def measure_curve(
+    workload: TierWorkload,
+    slabs: Sequence[float],
+    rounds: int,
+    folder: pathlib.Path | None,
+    known: Result,
+) -> Result:
+    """Samples a second by rows over device rows: slabs of several sizes, one after another.
+
+    Args:
+        workload: of all points.
+        slabs: over the rows of the table.
+        rounds: turns of each point.
+        folder: for the disks.
+        known: `compare` of the workload: the points without tiers and with its own slab.
+    """
     points = []
-    for slab_share in (None, *CURVE):
-        kinds = {"device": {"tier": "device"}} if slab_share is None else CURVE_SETUPS
-        fields = {} if slab_share is None else {"slab_share": slab_share}
-        one = compare(dataclasses.replace(workload, **fields), kinds, rounds)
-        for name, told in one["setups"].items():
-            ratio = told["end"]["size"] / told["end"]["device_rows"]
-            rate = told["samples_per_s"]
-            points.append({"tier": name, "rows_per_device_row": ratio, "samples_per_s": rate})
+    compared = [
+        compare(dataclasses.replace(workload, slab_share=share), CURVE_SETUPS, rounds, folder)
+        for share in slabs
+    ]
+    for one in (*compared, known):
+        for name in ("device", *CURVE_SETUPS):
+            if name in one["setups"]:
+                told = one["setups"][name]
+                ratio = told["end"]["size"] / told["end"]["device_rows"]
+                rate = told["samples_per_s"]
+                points.append({"setup": name, "rows_per_device_row": ratio, "samples_per_s": rate})
+    points.sort(key=lambda point: point["rows_per_device_row"])
     return {"rows": workload.rows, "points": points}
 
 
 def measure(
+    folder: pathlib.Path | None = None,
+    *,
     rounds: int = ROUNDS,
     workload: TierWorkload | None = None,
     hits_of: HitWorkload | None = None,
+    slabs: Sequence[float] = CURVE,
+    large: LargeStore | None = None,
 ) -> Result:
-    """Hits; set-ups with and without admission; the points of the chart.
+    """Hits; set-ups with and without admission; the points of the chart; a large store.
 
     Args:
+        folder: for the disks; None is that of temporary files.
         rounds: turns of each set-up.
         workload: a smaller one is for tests.
         hits_of: the same.
+        slabs: the same.
+        large: the same.
     """
     workload = workload or TierWorkload()
     hits = measure_hits(hits_of)
     told = {
         f"admitted at {count}": compare(
-            dataclasses.replace(workload, min_count=count), SETUPS, rounds
+            dataclasses.replace(workload, min_count=count), list(SETUPS), rounds, folder
         )
-        for count in (1, 2)
+        for count in ADMITTED_AT
     }
+    for one in told.values():
+        base = one["setups"]["device"]["samples_per_s"]
+        for setup in one["setups"].values():
+            setup["share"] = setup["samples_per_s"] / base
+    first = next(iter(told.values()))
+    curve = measure_curve(workload, slabs, max(2, rounds // 4), folder, first)
+    store = measure_large(large or LargeStore(), folder)
     return {
         "benchmark": "tiers",
         "machine": machine(),
         "rounds": rounds,
         "hits": hits,
         "compared": told,
-        "curve": measure_curve(workload, max(2, rounds // 4)),
-        "requirements": [*hits["requirements"], *requirements(told)],
+        "curve": curve,
+        "large": store,
+        "requirements": [
+            *hits["requirements"],
+            *requirements(told),
+            *large_requirements(store),
+        ],
     }
 
 
@@ -136,6 +180,11 @@ def requirements(compared: Mapping[str, Result]) -> list[Result]:
     found = []
     for how, one in compared.items():
         setups = one["setups"]
+        step_ms = setups["device"]["step_ms"]["mean"]
+        found += [
+            requirement(f"device, {how}: steps timed", one["steps"], LEAST_STEPS),
+            *within(f"device, {how}: ms a step", step_ms, STEP_MS),
+        ]
         for name, least in LEAST.items():
             what = f"{name}, {how}: share of all on the device"
             found.append(requirement(what, setups[name]["share"], least))
@@ -143,7 +192,16 @@ def requirements(compared: Mapping[str, Result]) -> list[Result]:
             end = setups[name]["end"]
             what = f"{name}, {how}: share of rows on the disk"
             found.append(requirement(what, end["ssd_rows"] / end["size"], LEAST_ON_DISK))
+        for name, told in setups.items():
+            what = f"{name}, {how}: memory stated over the peak"
+            found += within(what, told["stated_over_peak"], MEMORY)
     return found
+
+
+def within(what: str, got: float, limits: tuple[float, float]) -> list[Result]:
+    """A figure that has to lie between two."""
+    least, most = limits
+    return [requirement(what, got, least), requirement(what, got, most, at_least=False)]
 
 
 def table(result: Result) -> str:
@@ -151,7 +209,9 @@ def table(result: Result) -> str:
     lines = [describe_machine(result), *hit_lines(result["hits"])]
     for how, one in result["compared"].items():
         work = one["workload"]
-        rows = [["", "samples/s", "share", "ms/step", "quartiles", "hits", "rows", "peak GB"]]
+        rows = [
+            ["", "samples/s", "share", "ms/step", "quartiles", "hits", "rows", "peak GB", "stated"]
+        ]
         for name, told in one["setups"].items():
             step, end = told["step_ms"], told["end"]
             rows.append(
@@ -164,6 +224,7 @@ def table(result: Result) -> str:
                     f"{end['pass']['hit_rate']:.3f}",
                     f"{end['size']:,}",
                     f"{end['peak_bytes'] / 1e9:.2f}",
+                    f"{told['stated_over_peak']:.0%}",
                 ]
             )
         reader = one["setups"]["ssd, cached"]["facts"]["reader"]
@@ -175,27 +236,8 @@ def table(result: Result) -> str:
         lines.append(grid(rows))
     for point in result["curve"]["points"]:
         lines.append(
-            f"{point['tier']:8s} {point['rows_per_device_row']:5.1f} rows a device row: "
+            f"{point['setup']:12s} {point['rows_per_device_row']:5.1f} rows a device row: "
             f"{point['samples_per_s']:,.0f} samples/s"
         )
+    lines += large_lines(result["large"])
     return "\n".join([*lines, summary(result["requirements"])])
-
-
-def main() -> Result:
-    """Measures, prints and keeps the result."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns; as many to quote")
-    parser.add_argument("--rows", type=int, default=TierWorkload.rows, help="of the table")
-    parser.add_argument("--keys", type=int, default=TierWorkload.num_keys, help="of the log")
-    parser.add_argument("--out", type=pathlib.Path, default=RESULTS / "tiers.json")
-    options = parser.parse_args()
-    workload = TierWorkload(rows=options.rows, num_keys=options.keys)
-    result = measure(options.rounds, workload)
-    save(result, options.out)
-    draw_tiers(result, options.out.with_suffix(".png"))
-    print(table(result))
-    return result
-
-
-if __name__ == "__main__":
-    main()

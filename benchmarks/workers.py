@@ -209,21 +209,26 @@ def peer_python() -> str:
 @contextlib.contextmanager
 def ours(environment: Mapping[str, str] | None = None, devices: int = 1) -> Iterator[Worker]:
     """A worker of this project, on a number of CPU devices."""
-    flags = os.environ.get("XLA_FLAGS", "").split()
-    flags = [flag for flag in flags if "host_platform_device_count" not in flag]
-    if devices > 1:
-        flags.append(f"--xla_force_host_platform_device_count={devices}")
-    fixed = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join(flags)}
-    with _closing([sys.executable, "-m", "benchmarks.ours"], {**fixed, **(environment or {})}) as w:
-        yield w
+    command = [sys.executable, "-m", "benchmarks.ours"]
+    with _closing(command, {**_on_cpus(devices), **(environment or {})}) as worker:
+        yield worker
 
 
 @contextlib.contextmanager
 def tier() -> Iterator[Worker]:
     """A worker that trains through a row store."""
     command = [sys.executable, "-m", "benchmarks.tier_task"]
-    with _closing(command, {"JAX_PLATFORMS": "cpu"}) as worker:
+    with _closing(command, _on_cpus(1)) as worker:
         yield worker
+
+
+def _on_cpus(devices: int) -> dict[str, str]:
+    """Environment of a worker, whatever number of devices this process has."""
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    flags = [flag for flag in flags if "host_platform_device_count" not in flag]
+    if devices > 1:
+        flags.append(f"--xla_force_host_platform_device_count={devices}")
+    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join(flags)}
 
 
 @contextlib.contextmanager

@@ -47,6 +47,24 @@ class ZipfLog:
         """Under r^-exponent from 1 to x."""
         return (np.asarray(x) ** (1 - self.exponent) - 1) / (1 - self.exponent)
 
+    def distinct(self, draws: float) -> float:
+        """Keys that are expected to come among so many draws, within a hundredth."""
+        rank = np.unique(np.geomspace(1, self.num_keys, 20_000).astype(np.int64))
+        width = np.diff(rank, append=self.num_keys + 1)
+        weight = rank**-self.exponent
+        share = weight / (width * weight).sum()
+        return float((width * -np.expm1(-draws * share)).sum())
+
+    def draws(self, distinct: float) -> float:
+        """Draws among which so many keys are expected."""
+        low, high = 0.0, float(self.num_keys)
+        while self.distinct(high) < distinct:
+            high *= 2
+        while high - low > 1e-3 * high:
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.distinct(middle) < distinct else (low, middle)
+        return high
+
     def keys(self, ranks: Ranks, exchanged: bool = False) -> Keys:
         """A 64-bit key for each rank; ``exchanged``: those of the other half of the ranks."""
         shift = self.num_keys // 2 if exchanged else 0

@@ -194,11 +194,50 @@ def test_one_command_measures_everything(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake = {"benchmark": "ops", "requirements": [requirement("speed", 1.0, 2.0)]}
-    monkeypatch.setattr(bench, "MEASURES", {"ops": (lambda: fake, lambda _: "a table")})
+    folders = []
+
+    def on_disk(folder: pathlib.Path | None) -> dict[str, Any]:
+        folders.append(folder)
+        return {"benchmark": "disks"}
+
+    asked: list[str] = []
+    measures = {
+        "ops": bench.Measure(
+            measure=lambda: fake,
+            table=lambda _: "a table",
+            draw=lambda result, path: path.write_text("drawn"),  # type: ignore[arg-type]
+            has_peer=True,
+        ),
+        "disks": bench.Measure(measure=on_disk, table=lambda _: "of disks", on_disk=True),
+    }
+    monkeypatch.setattr(bench, "MEASURES", measures)
     monkeypatch.setattr(bench, "peer", fakes(lambda _: 1.0))
-    monkeypatch.setattr(FakeWorker, "ask", lambda self, do: {})
-    monkeypatch.setattr(sys, "argv", ["benchmarks", "--out", str(tmp_path)])
-    assert bench.main() == 1
+    monkeypatch.setattr(FakeWorker, "ask", lambda self, do: asked.append(do))
+    assert bench.main(["--out", str(tmp_path), "--folder", str(tmp_path / "rows")]) == 1
     assert json.loads((tmp_path / "ops.json").read_text()) == fake
+    assert (tmp_path / "ops.png").read_text() == "drawn"
+    assert not (tmp_path / "disks.png").exists()
+    assert folders == [tmp_path / "rows"] and asked == ["check"]
     told = capsys.readouterr().out
-    assert "a table" in told and "== required figures ==\nNOT MET  speed" in told
+    assert "a table" in told and "of disks" in told
+    assert "== required figures ==\nNOT MET  speed" in told
+
+
+def test_what_has_no_peer_does_without(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.setenv("JAXSPARSE_PEER_PYTHON", "/no/such/python")
+    index = bench.Measure(measure=lambda: {"benchmark": "index"}, table=lambda _: "")
+    monkeypatch.setitem(bench.MEASURES, "index", index)
+    assert bench.main(["--out", str(tmp_path), "index"]) == 0
+    assert bench.main(["--out", str(tmp_path), "index", "growth"]) == 2
+
+
+def test_the_command_tells_what_it_measures_and_the_space_it_needs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert list(bench.MEASURES)[-2:] == ["ssd", "tiers"]
+    with pytest.raises(SystemExit):
+        bench.main(["--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "ssd takes 2 GB, tiers 12 GB, and 14 GB for its store of 10 GB" in told

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -12,10 +14,19 @@ from benchmarks import tiers
 from benchmarks.report import summary
 from benchmarks.tier_chart import draw_tiers
 from benchmarks.tier_hits import HitWorkload, hit_lines, measure_hits
+from benchmarks.tier_large import (
+    LEAST_ROW_BYTES,
+    LargeStore,
+    large_lines,
+    large_requirements,
+    measure_large,
+)
 from benchmarks.tier_task import TierWorkload
 from benchmarks.zipf_log import ZipfLog
 
+ROWS, SLAB_SHARE = 5_000, 1 / 10
 HITS = HitWorkload(num_keys=20_000, slab_rows=1000, batch=256, steady_passes=80)
+FEW_HITS = HitWorkload(num_keys=2000, slab_rows=200, batch=64, steady_passes=12)
 
 
 def test_ranks_follow_the_law():
@@ -52,33 +63,77 @@ def test_hits_are_near_those_of_the_best_set():
 @pytest.mark.slow
 def test_the_benchmark_of_tiers(tmp_path):
     workload = TierWorkload(
-        rows=10_000,
-        num_keys=60_000,
+        rows=ROWS,
+        num_keys=20_000,
         features=3,
         batch=128,
         dim=8,
+        slab_share=SLAB_SHARE,
+        ram_share=0.05,
         bottom=(8,),
         top=(8,),
-        steps=100,
         passes=2,
     )
-    result = json.loads(json.dumps(tiers.measure(2, workload, HITS)))
+    large = dataclasses.replace(workload, tier="ssd", rows=20_000, slab_share=0.1, ram_share=0.1)
+    measured = tiers.measure(
+        tmp_path,
+        rounds=2,
+        workload=workload,
+        hits_of=FEW_HITS,
+        slabs=(1 / 4,),
+        large=LargeStore(workload=large, passes=2),
+    )
+    result = json.loads(json.dumps(measured))
     for one in result["compared"].values():
         assert list(one["setups"]) == list(tiers.SETUPS)
         assert one["steps"] == 8
         sizes = {told["end"]["size"] for told in one["setups"].values()}
-        assert len(sizes) == 1 and sizes.pop() > 10_000
+        assert len(sizes) == 1 and ROWS < sizes.pop() < one["workload"]["rows"] * 2
         for name, told in one["setups"].items():
             assert told["end"]["pass"]["hit_rate"] > 0
             assert (told["end"]["ssd_rows"] > 0) == name.startswith("ssd")
             if name != "device":
-                assert told["end"]["device_rows"] <= 1000
+                assert told["end"]["device_rows"] <= SLAB_SHARE * ROWS
+            nothing = [what for what, size in told["end"]["stated"].items() if not size]
+            assert nothing == (["rows on their way"] if name == "device" else [])
     by_what = {one["what"]: one for one in result["requirements"]}
     on_disk = [one for what, one in by_what.items() if "rows on the disk" in what]
-    assert len(on_disk) == 4 and all(one["met"] for one in on_disk)
-    assert len(by_what) == 12
+    assert len(on_disk) == 5 and all(one["met"] for one in on_disk[:4])
+    assert len(result["requirements"]) == 2 + 2 * (3 + 3 + 2 + 8) + 2
+    assert not by_what["device, admitted at 1: steps timed"]["met"]
+    check_large(result["large"])
     text = tiers.table(result)
     assert text.endswith(summary(result["requirements"]))
-    assert len(result["curve"]["points"]) == 9
+    assert len(result["curve"]["points"]) == 5
+    assert not list(tmp_path.iterdir())
     draw_tiers(result, tmp_path / "tiers.png")
     assert (tmp_path / "tiers.png").stat().st_size > 10_000
+
+
+def check_large(told):
+    assert told["rows"] == 20_000 and told["ssd_rows"] > 15_000
+    assert told["reopen"]["rows_compared"] > 700
+    assert large_lines(told)[0].startswith("large store: 0.00 GB of")
+
+
+def test_a_store_too_large_for_the_disk_is_left_out(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=3 * 10**9))
+    told = measure_large(LargeStore(), tmp_path)
+    assert large_lines(told) == [
+        "large store left out: a store of 22,500,000 rows takes 13.2 GB, 3.0 GB are free"
+    ]
+    assert large_requirements(told) == [] and not list(tmp_path.iterdir())
+    # What is told on the command line is enough.
+    assert LargeStore().disk_bytes < tiers.LARGE_GIGABYTES * 1e9
+    assert LargeStore().workload.rows * 512 * 0.9 > LEAST_ROW_BYTES
+
+
+def test_the_keys_that_come_are_foretold():
+    log = ZipfLog(num_keys=20_000)
+    shares = np.arange(1, 20_001) ** -1.05
+    shares /= shares.sum()
+    for count in (1, 5, 60):
+        expected = (1 - (1 - shares) ** (1000 * count)).sum()
+        assert log.distinct(1000 * count) == pytest.approx(expected, rel=0.01)
+    assert log.distinct(log.draws(5000)) == pytest.approx(5000, rel=0.002)

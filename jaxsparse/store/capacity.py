@@ -12,6 +12,7 @@ from jaxsparse.specs import TableSpec
 from jaxsparse.store.growing import GROWTH, MIN_LENGTH
 from jaxsparse.store.ssd.layout import SEGMENT_BYTES, SegmentShape, rows_per_segment
 from jaxsparse.store.ssd.write_behind import IN_FLIGHT
+from jaxsparse.store.swap import block_size
 
 INDEX_BYTES = 15.93
 """Of the native key index per key with its key by row, measured at the worst of all sizes from 1 M
@@ -78,6 +79,25 @@ def plan_host(table: TableSpec) -> HostPlan:
         disk_memory_bytes=_disk_memory_bytes(on_disk, row_bytes),
         disk_bytes=_disk_bytes(on_disk, row_bytes),
     )
+
+
+BLOCKS_AT_A_TIME = 4
+"""Of rows on their way at a boundary: those that left a device, as they come from it and as they
+are put away; those that come, for this pass and read ahead for the next."""
+
+
+def moving_bytes(table: TableSpec, rows: int) -> int:
+    """Host memory for rows on their way, where ``rows`` at most come or leave at a boundary.
+
+    On one device: of several the rows of each are padded. `Pass.facts` tells how many cross:
+    ``host_to_device_bytes`` and ``device_to_host_bytes``.
+
+    >>> user = TableSpec("user", embedding_dim=16, keys=Dynamic(1000))
+    >>> moving_bytes(user, 300) // plan_host(user).row_bytes
+    2048
+    """
+    row_bytes = weight_bytes(table, 1) + slot_bytes(table, 1)
+    return BLOCKS_AT_A_TIME * block_size(rows) * row_bytes
 
 
 def grown_length(length: int) -> int:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import jaxsparse as js
-from jaxsparse.store.capacity import SCRATCH_BYTES, plan_host
+from jaxsparse.store import mover
+from jaxsparse.store.capacity import BLOCKS_AT_A_TIME, SCRATCH_BYTES, moving_bytes, plan_host
 from tests.store.stores import Stored, dynamic
 
 KEYS, PLACES, IN_RAM = 40_000, 3_000, 9_000
@@ -59,3 +60,19 @@ def test_filters_times_and_disks_are_counted(tmp_path):
     told = plan_host(fixed)
     assert (told.ram_rows, told.disk_rows) == (IN_RAM, 10**6 - PLACES - IN_RAM)
     assert told.host_bytes > told.index_bytes + told.counter_bytes + told.ram_bytes
+
+
+def test_blocks_of_rows_on_their_way_are_as_large_as_is_told(monkeypatch):
+    blocks = []
+    make = mover.aligned_empty
+    monkeypatch.setattr(
+        mover, "aligned_empty", lambda *kind: blocks.append(make(*kind)) or blocks[-1]
+    )
+    table = dynamic("t", 10_000, 4, js.Adagrad(0.1), js.Tiers(device_rows=1500))
+    with Stored([js.FeatureSpec("f", table)]) as one:
+        keys = np.arange(2000).reshape(2, 1000)
+        one.train([{"f": keys[n % 2]} for n in range(4)], batches_per_pass=1)
+        come = one.store.bytes_moved()["ram_read_bytes"] // 32
+    # The second pass leaves 500 places empty; each later one takes back what the one before left.
+    assert blocks and come == sum(500 for _ in blocks)
+    assert {block.nbytes for block in blocks} == {moving_bytes(table, 500) // BLOCKS_AT_A_TIME}
