@@ -4,7 +4,7 @@
 #   VENV=...       where the environment lies
 #   TEST_JOBS=...  test processes side by side (each forces eight CPU devices); 0: in this one
 #   TEST_ARGS=...  more arguments for pytest
-#   BENCH_ARGS=..  arguments for the benchmarks, such as the names of some of them
+#   BENCH_ARGS=..  arguments for the benchmarks: names of some of them, --folder for their files
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -24,7 +24,7 @@ help:
 	@echo 'make test       the quick tests'
 	@echo 'make test-all   every test, those that compile for GPUs too'
 	@echo 'make notebooks  run the notebooks'
-	@echo 'make bench      time the step, beside FBGEMM and PyTorch; under twelve minutes, quiet machine'
+	@echo 'make bench      time the step beside FBGEMM and PyTorch, disks and tiers; within an hour, quiet machine'
 	@echo 'make check      lint, types, doctests and the quick tests'
 	@echo 'make lint       ruff and the import rules;  make types: mypy;  make doctest'
 	@echo 'make format     put the source in order'

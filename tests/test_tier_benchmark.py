@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import shutil
 
 import numpy as np
 import pytest
 
-from benchmarks import tiers
+from benchmarks import tier_task, tiers, workers
 from benchmarks.report import summary
 from benchmarks.tier_chart import draw_tiers
 from benchmarks.tier_hits import HitWorkload, hit_lines, measure_hits
@@ -60,7 +62,45 @@ def test_hits_are_near_those_of_the_best_set():
     assert hit_lines(result)[0].startswith(f"hits: {result['steady']:.3f} of the best set's")
 
 
+class WorkerHere:
+    """A worker in this process: to start one and to import jax takes as long as all it does."""
+
+    def prepare(self, workload, **options):
+        self.task = tier_task.prepare(TierWorkload(**workload.as_dict()), options)
+        return self.task.facts
+
+    def run(self, passes):
+        return workers._timed(self.task, {"steps": passes})
+
+    def ask(self, do):
+        assert do == "memory"
+        return self.task.memory()
+
+    def close(self):
+        self.task.close()
+        del self.task
+
+
+@pytest.fixture
+def few_processes(monkeypatch):
+    """The first worker alone is a process, as all are, and measures what it takes by itself."""
+    start, count = tiers.tier, itertools.count()
+
+    @contextlib.contextmanager
+    def tier():
+        if next(count) == 0:
+            with start() as worker:
+                yield worker
+        else:
+            with contextlib.closing(WorkerHere()) as worker:
+                yield worker
+
+    monkeypatch.setattr(tiers, "tier", tier)
+    monkeypatch.setattr(tier_task, "measure_base", lambda _: 1)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_processes")
 def test_the_benchmark_of_tiers(tmp_path):
     workload = TierWorkload(
         rows=ROWS,
