@@ -134,7 +134,7 @@ def requirement(what: str, got: float, limit: float, *, at_least: bool = True) -
 def summary(requirements: list[Result]) -> str:
     """Required figures for people, one a line."""
     return "\n".join(
-        f"{'met' if one['met'] else 'NOT MET':8s} {one['what']:58s} "
+        f"{'met' if one['met'] else 'NOT MET':8s} {one['what']:66s} "
         f"{one['got']:8.3g}  ({'at least' if one['at_least'] else 'at most'} {one['limit']:g})"
         for one in requirements
     )
