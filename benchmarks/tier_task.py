@@ -7,6 +7,8 @@ and trained on, each overlapping the others as far as it does, until its last re
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
 import gc
 import tempfile
@@ -24,15 +26,22 @@ from benchmarks.workers import peak_bytes, resident_bytes, serve
 from benchmarks.workload import NUM_DENSE, RATE
 from benchmarks.zipf_log import ZipfLog
 from jaxsparse.models import DLRM
-from jaxsparse.store.capacity import moving_bytes, plan_host
+from jaxsparse.store.capacity import WAITING_BYTES, moving_bytes, plan_host
 from jaxsparse.train.step import train_step
 
 Tier = Literal["device", "ram", "ssd"]
 TABLE = "t"
 FILLED_AT_A_TIME = 32
 """Batches between looks at how many rows there are."""
-FEW_KEYS = 1000
-"""Of the log that `measure_base` trains on."""
+SMALL_TABLE: dict[str, Any] = {
+    "tier": "device",
+    "rows": 1,
+    "num_keys": 200_000,
+    "exponent": 1.001,
+    "passes": 1,
+    "steps": 10,
+}
+"""Of `measure_base`: a batch has about as many different keys as one of the log."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -278,7 +287,7 @@ class TierTask:
         return {
             "resident_bytes": resident_bytes(),
             "peak_bytes": peak_bytes(),
-            "stated": self._stated(),
+            "stated": {"process": self.base, **self.stated()},
             **self._counts(),
             "pass": means,
         }
@@ -286,34 +295,36 @@ class TierTask:
     def _device_bytes(self) -> int:
         return sum(leaf.nbytes for leaf in jax.tree.leaves(self.state))
 
-    def _stated(self) -> dict[str, int]:
+    def stated(self) -> dict[str, int]:
         """Bytes of memory that can be known, by what takes them; devices are this process's."""
         size = self.store.stats()[TABLE]["size"]
         keys = js.Dynamic(size, admission=self.table.keys.admission)
         # A table that is not full takes less on the host than one that is.
         table = dataclasses.replace(self.table, keys=keys)
+        waiting = self.workload.log.distinct(self.batches.number * self.workload.num_ids) - size
         return {
-            "process": self.base,
             "model and rows on the device": self._device_bytes(),
             "store": plan_host(table).host_bytes,
             "rows on their way": moving_bytes(table, self._most_moved),
+            "keys not admitted": WAITING_BYTES * int(waiting) if keys.admission else 0,
             "log": self.batches.most_bytes,
         }
 
 
 def measure_base(workload: TierWorkload) -> int:
-    """Bytes of a process that has trained the same model on a table of few rows: interpreter, jax,
-    its programs, and what a step needs beside rows."""
-    few = dataclasses.replace(
-        workload, tier="device", num_keys=FEW_KEYS, rows=FEW_KEYS, steps=4, passes=1
-    )
-    task = TierTask(few, ".")  # nothing of it lies on a disk
-    for number in range(3):
+    """Bytes of a process that trains the same model on a small table, beside that table: the
+    interpreter, jax and its programs, what compiling them took, and what a step needs."""
+    task = TierTask(dataclasses.replace(workload, **SMALL_TABLE), ".")  # nothing is on a disk
+    for number in range(SMALL_TABLE["steps"] // workload.batches_per_pass):
         task.step(number)
+    base = peak_bytes() - sum(task.stated().values())
     task.close()
     del task
     gc.collect()
-    return resident_bytes()
+    # What was kept of the small table would be there beside the rows that follow.
+    with contextlib.suppress(AttributeError):  # glibc has it
+        ctypes.CDLL(None).malloc_trim(0)
+    return base
 
 
 def prepare(workload: TierWorkload, options: dict[str, Any]) -> TierTask:

@@ -25,6 +25,10 @@ DISK_INDEX_BYTES = 5
 """Of host memory per row on a disk: its checksum, and whether it is released."""
 
 
+WAITING_BYTES = 20
+"""Per key that `CountAdmission` has counted and that has no row yet."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostPlan:
     """One table of a row store when it is full; bytes are those of one process."""
@@ -55,7 +59,7 @@ class HostPlan:
 def plan_host(table: TableSpec) -> HostPlan:
     """What a stored table takes beyond the devices.
 
-    Keys that `CountAdmission` counts and that have no row yet are not in it: some 20 bytes each.
+    Keys that `CountAdmission` counts and that have no row yet are not in it (`WAITING_BYTES`).
 
     >>> user = TableSpec("user", embedding_dim=16, keys=Dynamic(1000))
     >>> plan_host(user).ram_rows
