@@ -48,6 +48,7 @@ def faults_of_a_run(**settings: str) -> tuple[str, int]:
     return made, int(faults)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="a matter of glibc")
 def test_a_run_finds_the_pages_of_the_one_before() -> None:
     made, faults = faults_of_a_run()

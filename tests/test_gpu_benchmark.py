@@ -67,6 +67,7 @@ def test_no_more_is_begun_than_there_is_time_for():
     assert result["results"] == {} and "forward" in result["not_timed"]
 
 
+@pytest.mark.slow
 def test_checks_find_nothing_wrong_with_kernels(interpreted):
     names = ("unique few", "dot_interaction two", "bag_gradients scaled")
     found = gpu_checks.check_all("triton", only=lambda name: name in names)

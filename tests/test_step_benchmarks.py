@@ -37,6 +37,7 @@ def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(js, "make_mesh", lambda: mesh)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
@@ -67,6 +68,7 @@ def tiny_works() -> Any:
     yield next(op_works.updates(UpdateCase(), "small"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not library.is_available(), reason="there is no native library")
 def test_operations_are_timed_and_the_kernels_are_faster(tmp_path: pathlib.Path) -> None:
     """The kernel that sums gradients is 8 times as fast here, on a quiet machine."""

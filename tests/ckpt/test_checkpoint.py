@@ -120,6 +120,7 @@ def test_saved_on_8_devices_loads_on_any_mesh(
         assert (new.shape, new.dtype) == (old.shape, old.dtype)
 
 
+@pytest.mark.slow
 def test_placements_may_change_between_saving_and_loading(
     saved: tuple[pathlib.Path, dict[str, np.ndarray]],
 ) -> None:

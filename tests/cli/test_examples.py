@@ -51,6 +51,7 @@ def train_synthetic(capsys: pytest.CaptureFixture[str], *assignments: str) -> di
     return result
 
 
+@pytest.mark.slow
 def test_criteo_runs_on_its_format(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

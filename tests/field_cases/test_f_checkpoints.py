@@ -292,6 +292,7 @@ def test_f24_integer_keys_stay_integers(tmp_path):
     assert list(got) == [1, 20] and list(got[20]) == [3] and got[1].tolist() == [1]
 
 
+@pytest.mark.slow
 def test_f25_replicas_are_equal_on_another_mesh(tmp_path, by_mesh):
     trainer, other = runs.make_trainer(2, plain=True), by_mesh[4]
     state, _ = train(trainer, fresh(trainer), batches(2))

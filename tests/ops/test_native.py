@@ -178,6 +178,7 @@ os._exit(0)  # the threads never end
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_process_computes_though_its_parent_was_in_the_middle():
     """As workers that read data do; whatever lock the parent's threads held."""

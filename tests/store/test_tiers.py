@@ -60,11 +60,11 @@ def plain_run(table, devices):
 @pytest.mark.parametrize(
     ("rule", "placement", "devices", "keys"),
     [
-        ("sgd", "sharded", 4, js.Identity()),
+        pytest.param("sgd", "sharded", 4, js.Identity(), marks=pytest.mark.slow),
         ("adagrad", "replicated", 4, js.Identity()),
-        ("rowwise", "single", 4, js.Hashed(seed=3)),
+        pytest.param("rowwise", "single", 4, js.Hashed(seed=3), marks=pytest.mark.slow),
         ("adam", "sharded", 1, js.Hashed(exact_keys=list(range(20)))),
-        ("ftrl", "auto", 4, js.Identity(out_of_range="ignore")),
+        pytest.param("ftrl", "auto", 4, js.Identity(out_of_range="ignore"), marks=pytest.mark.slow),
     ],
 )
 def test_a_tiered_table_equals_the_plain_one(rule, placement, devices, keys):

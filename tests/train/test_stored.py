@@ -67,8 +67,16 @@ def fit(setup, devices, folder, **options):
 NUMBERS = ("step", "loss", "auc", "logloss", "num_samples")
 
 
-@pytest.mark.parametrize("devices", [1, 4])
-@pytest.mark.parametrize("setup", ["ram", "ssd"])
+@pytest.mark.parametrize(
+    ("setup", "devices"),
+    [
+        ("ssd", 1),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in (("ram", 1), ("ram", 4), ("ssd", 4))
+        ),
+    ],
+)
 def test_fit_gives_the_same_numbers_wherever_rows_lie(setup, devices, tmp_path):
     options = {"eval_every": 7, "log_every": 5}
     want, want_history, want_predicted = fit("device", devices, tmp_path, **options)

@@ -46,7 +46,11 @@ def manager(folder, name, **options):
 
 @pytest.mark.parametrize(
     ("first", "second", "devices"),
-    [("ssd", "ssd", 1), ("ram", "device", 1), ("device", "ssd", 4)],
+    [
+        ("ssd", "ssd", 1),
+        pytest.param("ram", "device", 1, marks=pytest.mark.slow),
+        pytest.param("device", "ssd", 4, marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_in_two_parts_is_the_run(first, second, devices, tmp_path):
     want, _, _ = run(first, tmp_path, "whole", devices, checkpoint=manager(tmp_path, "a"))
@@ -74,7 +78,10 @@ class Asking:
 
 
 # In the last case all data are drawn when the run stops, and some of them not trained.
-@pytest.mark.parametrize(("at", "eval_every"), [(1, 8), (9, 8), (15, 8), (1, None)])
+@pytest.mark.parametrize(
+    ("at", "eval_every"),
+    [(9, 8), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((1, 8), (15, 8), (1, None)))],
+)
 def test_a_run_that_was_asked_to_stop_goes_on_as_if_it_had_not_been(at, eval_every, tmp_path):
     options = {**OPTIONS, "steps": 37}  # almost four times the data
     options |= {"eval_dataset": dataset(1, 3, 2 * NUM_KEYS), "eval_every": eval_every}
