@@ -43,6 +43,7 @@ void sum_and_move(const Update<T>& update, const GradientTerms& terms, const Gro
       },
       [&](size_t n, const double* sums) { std::copy(sums, sums + dim, &long_sums[n * dim]); });
   parallel_groups(groups, dim, [&](int64_t first, int64_t last) {
+    read_ahead(terms, groups, first, last, dim);
     std::vector<float> memory((kScratchRows + at_once) * dim);
     float* const sums = memory.data() + kScratchRows * dim;
     Update<T> some = update;

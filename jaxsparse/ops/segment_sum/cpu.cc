@@ -34,6 +34,7 @@ ffi::Error bag_gradients(ffi::Buffer<ffi::S32> offsets, ffi::Buffer<ffi::S32> ba
   sum_groups(
       groups, out, nullptr, dim,
       [&](int64_t first, int64_t last, LongGroups& noted) {
+        read_ahead(terms, groups, first, last, dim);
         sum_gradients(terms, groups, out, first, last, noted);
       },
       [&](int64_t begin, int64_t end, double* partial) {
