@@ -24,13 +24,8 @@ def machine() -> dict[str, Any]:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
     )
-    model = ""
-    info = pathlib.Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        model = names[0].partition(":")[2].strip() if names else ""
     return {
-        "cpu": model or platform.processor(),
+        "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
         "load_average": os.getloadavg()[0],
         "device": jax.devices()[0].device_kind,
@@ -38,6 +33,21 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "commit": commit.stdout.strip(),
     }
+
+
+def _cpu() -> str:
+    """Name, generation and widest vectors: machines of one name differ by half in these figures."""
+    info = pathlib.Path("/proc/cpuinfo")
+    if not info.exists():
+        return platform.processor()
+    first = info.read_text().partition("\n\n")[0].splitlines()
+    told = {name.strip(): value.strip() for name, _, value in (row.partition(":") for row in first)}
+    if "model name" not in told:
+        return platform.processor()
+    flags = told.get("flags", "").split()
+    vectors = next((kind for kind in ("avx512f", "avx2") if kind in flags), "no avx2")
+    generation = f"family {told.get('cpu family')}, model {told.get('model')}"
+    return f"{told['model name']} ({generation}, {vectors})"
 
 
 def grid(rows: list[list[str]]) -> str:

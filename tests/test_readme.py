@@ -37,7 +37,7 @@ def test_readme_has_no_placeholder() -> None:
 def test_quoted_figures_are_those_of_the_kept_run() -> None:
     kept = json.loads((ROOT / "benchmarks" / "results" / "against_peers.json").read_text())
     told = kept["workloads"]
-    assert kept["machine"]["cpu"] == "AMD EPYC" and kept["machine"]["cores"] == 2
+    assert kept["machine"]["cpu"].startswith("AMD EPYC") and kept["machine"]["cores"] == 2
     rows = re.findall(
         r"^\| .*?Adagrad \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", README.read_text(), re.M
     )
