@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from typing import Any
 
 import jax
@@ -39,11 +40,13 @@ class Loaded:
 
 
 class RowReader:
-    """Looks batches up whatever is under way: no row moves, no state is donated."""
+    """Looks batches up whatever is under way; any thread may. No row moves, no state is donated."""
 
     def __init__(self, store: RowStore) -> None:
         """Reads from ``store``."""
         self._store, self._emb = store, store.emb
+        self._lock = threading.Lock()
+        """Held by whoever chooses sizes: those of one request must not be another's."""
         # Of a batch of empty bags too a table has some.
         self._places = dict.fromkeys(store.emb.stored_tables, MIN_BLOCK)
         self._small: EmbeddingCollection | None = None
@@ -58,7 +61,8 @@ class RowReader:
         """
         keyed = keyed_batch(self._emb, batch)
         found = {name: np.unique(keys, return_inverse=True) for name, keys in keyed.keys.items()}
-        emb = self._collection({name: keys.size for name, (keys, _) in found.items()})
+        with self._lock:
+            emb = self._collection({name: keys.size for name, (keys, _) in found.items()})
         rows = {
             name: self._store.read_words(state, name, keys) for name, (keys, _) in found.items()
         }
@@ -113,7 +117,9 @@ class RowReader:
     ) -> PackedBatch:
         ids = keyed.with_codes(codes, self._emb.feature_specs)
         prepared = emb.prepare_addressed(keyed.batch.features, ids)
-        return ship_batch(emb, PreparedBatch(keyed.batch, prepared), prepared.needs(), self._ladder)
+        ready = PreparedBatch(keyed.batch, prepared)
+        with self._lock:
+            return ship_batch(emb, ready, prepared.needs(), self._ladder)
 
 
 def _no_slots(slab: SlabLayout, num_rows: int, sharding: NamedSharding) -> dict[str, jax.Array]:

@@ -13,14 +13,16 @@ import subprocess
 import sys
 import textwrap
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 import jaxsparse as js
+from jaxsparse.store import RowReader
 from jaxsparse.store.ssd import LockedError, NoSpaceError, SegmentStore
 from tests.field_cases.layers import on_1_and_4
-from tests.store.stores import Stored, dynamic
+from tests.store.stores import Stored, batch_of, dynamic, look, unpadded
 
 ZERO = js.constant(0.0)
 
@@ -109,6 +111,34 @@ def test_e07_eviction_from_another_thread_while_training():
         assert stats["inserts"] == stats["evictions"] + len(keys)
         # Each row has moved once for every occurrence since it was made.
         assert (-trained.read(keys)[:, 0]).tolist() == counters(trained, keys)
+
+
+def test_e09_lookups_of_many_threads_get_their_own_rows():
+    """Rows by key, and batches through a reader that all threads share."""
+    tiers = js.Tiers(device_rows=40)
+    with Stored(feature(capacity=200, tiers=tiers, optimizer=js.SGD(0.125))) as trained:
+        trained.train(batches(*np.arange(200).reshape(5, 40)))
+        rows = trained.read(range(200))
+        assert len(np.unique(rows, axis=0)) == 200
+        reader = RowReader(trained.store)
+
+        def lookups(thread):
+            rng = np.random.default_rng(thread)
+            for number in range(125):
+                keys = rng.integers(200, size=rng.integers(1, 150))
+                if number % 10:
+                    got = trained.read(keys)
+                else:
+                    keys = np.resize(keys, rng.choice([1, 70, 150]))
+                    loaded = reader.load(trained.state, batch_of({"f": keys}))
+                    acts = look(loaded.emb, loaded.state, loaded.batch.ids)
+                    got = unpadded(acts, loaded.batch)["f"]
+                assert got.shape == (keys.size, 2)
+                assert got.tobytes() == rows[keys].tobytes()
+            return number + 1
+
+        with ThreadPoolExecutor(8) as threads:
+            assert sum(threads.map(lookups, range(8))) == 1000
 
 
 @on_1_and_4
@@ -205,6 +235,30 @@ def test_e15_a_store_of_another_process_is_refused_and_taken_over_when_that_is_d
     with Stored(feature(**options)) as trained:
         trained.train(batches([1, 2], [3, 4]))
         assert trained.store.stats()["t"]["ssd_rows"] == 2
+
+
+@on_1_and_4
+def test_e19_rows_on_the_host_are_not_the_buffers_they_came_from(devices):
+    """Rows leave for the host and come from it in programs of their own, by row numbers that are
+    arguments; what was copied stays, whatever becomes of the buffers and arrays on either side."""
+    setup = {"optimizer": js.Adagrad(1.0), "initializer": ZERO}
+    with Stored(feature(tiers=js.Tiers(device_rows=4), **setup), devices) as trained:
+        trained.train(batches([1, 2, 3, 4]))
+        first = trained.read([1, 2])
+        seen = first.copy()
+        given = np.full((2, 2), 7.0, np.float32)
+        trained.state = trained.store.write(trained.state, "t", [3, 4], given)
+        given[:] = np.nan
+        old = trained.state
+        trained.train(batches([5, 6, 7, 8], [9, 10, 11, 12]))  # 1 to 4 leave, `old` is donated
+        assert all(leaf.is_deleted() for leaf in old.slabs)
+        del old
+        assert first.tobytes() == seen.tobytes()
+        assert trained.store.stats()["t"]["host_rows"] == 8
+        assert trained.read([1, 2]).tobytes() == seen.tobytes()
+        assert trained.read([3, 4]).tolist() == [[7.0, 7.0]] * 2
+        trained.train(batches([1, 3, 5, 9]))
+        assert trained.read([2, 4]).tolist() == [seen[1].tolist(), [7.0, 7.0]]
 
 
 def test_e17_a_full_disk_loses_nothing(tmp_path, monkeypatch):

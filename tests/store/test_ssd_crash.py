@@ -26,6 +26,7 @@ def test_every_fault_point_has_its_place() -> None:
 
 @pytest.mark.slow
 def test_killed_at_named_points_and_at_random(tmp_path: pathlib.Path) -> None:
+    """Case E18: no row without its data is shown, and values are the old or the new ones."""
     seed = int(os.environ.get("JAXSPARSE_KILL_SEED", random.SystemRandom().randrange(2**31)))
     command = [sys.executable, "-m", "tests.store.ssd_child", str(tmp_path), str(KILLS), str(seed)]
     done = subprocess.run(
