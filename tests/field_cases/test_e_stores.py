@@ -120,7 +120,8 @@ def test_e09_lookups_of_many_threads_get_their_own_rows():
         trained.train(batches(*np.arange(200).reshape(5, 40)))
         rows = trained.read(range(200))
         assert len(np.unique(rows, axis=0)) == 200
-        reader = RowReader(trained.store)
+        readers = [RowReader(trained.store) for _ in range(13)]  # a new one has to choose sizes
+        begin = threading.Barrier(8)
 
         def lookups(thread):
             rng = np.random.default_rng(thread)
@@ -129,7 +130,9 @@ def test_e09_lookups_of_many_threads_get_their_own_rows():
                 if number % 10:
                     got = trained.read(keys)
                 else:
-                    keys = np.resize(keys, rng.choice([1, 70, 150]))
+                    keys = rng.permutation(200)[: rng.choice([1, 70, 150])]
+                    reader = readers[number // 10]
+                    begin.wait(60)
                     loaded = reader.load(trained.state, batch_of({"f": keys}))
                     acts = look(loaded.emb, loaded.state, loaded.batch.ids)
                     got = unpadded(acts, loaded.batch)["f"]
