@@ -45,9 +45,15 @@ class RamRows:
 
     def rows(self) -> Rows:
         """All rows here."""
-        rows = self._row_at[: self._high_water]
-        found: Rows = rows[rows != EMPTY]
-        return found
+        return self._row_at[self.slots()]
+
+    def slots(self) -> npt.NDArray[np.int64]:
+        """Slots of all rows here, in the order of `rows`."""
+        return np.flatnonzero(self._row_at[: self._high_water] != EMPTY)
+
+    def rows_at(self, slots: npt.NDArray[np.int64]) -> Rows:
+        """Rows ``[n]`` in slots."""
+        return self._row_at[slots]
 
     def holds(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """Which of rows ``[n]`` are here."""

@@ -47,13 +47,12 @@ def test_ram_rows_equal_a_dict():
 def test_host_rows_equal_a_dict_and_garbage_is_rewritten(tmp_path):
     rng, want = np.random.default_rng(1), {}
     disks = SegmentStore([tmp_path], table="t", row_bytes=4 * WORDS, segment_bytes=1 << 12)
-    host, hotness = HostRows(300, WORDS, 20, disks), Hotness()
-    hotness.add(int32s(range(300)), np.arange(300))
+    host = HostRows(300, WORDS, 20, disks)
     tidied = 0
     for turn in range(150):
         rows = int32s(row for row in rng.permutation(300)[:25] if row not in want)
         words = rng.integers(0, 2**32, (rows.size, WORDS), np.uint32)
-        host.put(rows, words, hotness, keys_of)
+        host.put(rows, words, rows.astype(np.float32), keys_of)
         want |= dict(zip(rows.tolist(), words, strict=True))
         gone = rng.permutation(list(want))[:22].astype(np.int32)
         host.drop(gone)
@@ -71,7 +70,7 @@ def test_host_rows_equal_a_dict_and_garbage_is_rewritten(tmp_path):
         assert host.read(held).tolist() == [want[row].tolist() for row in want]
         assert host.holds(int32s(range(300))).tolist() == [row in want for row in range(300)]
         assert len(host.ram) <= 20
-    # The hottest are in memory.
+    # Those worth most are in memory.
     assert tidied > 0 and len(want) > 25
     in_ram = host.ram.rows()
     assert host.moved["ssd_written"] > 0 and host.moved["ram_written"] > 0
@@ -82,7 +81,7 @@ def test_host_rows_equal_a_dict_and_garbage_is_rewritten(tmp_path):
 def test_residency_equals_a_dict():
     rng, known = np.random.default_rng(2), Residency("t", 12)
     hotness, at, made = Hotness(), {}, set()
-    no_next = np.zeros(0, bool)
+    no_next = int32s([])
     for _ in range(300):
         needed = np.sort(rng.permutation(40)[: rng.integers(1, 9)]).astype(np.int32)
         is_made = known.is_made(needed)
@@ -117,7 +116,7 @@ def test_residency_equals_a_dict():
 
 def test_a_residency_that_is_tidied_gives_places_as_one_that_is_restored():
     saved, hotness = Residency("t", 8), Hotness()
-    nobody, no_next = int32s([]), np.zeros(0, bool)
+    nobody, no_next = int32s([]), int32s([])
 
     def place(known, new, **options):
         numbers = np.zeros(new.size, np.uint64)
