@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future
 
 import numpy as np
 import numpy.typing as npt
 
+from jaxsparse.store.row_copy import copy_rows
 from jaxsparse.store.ssd import SegmentStore
 
 Int64s = npt.NDArray[np.int64]
@@ -29,23 +29,24 @@ class EarlyRows:
         self._locations = np.zeros(0, np.int64) if locations is None else locations
         self._reading, self._disks = reading, disks
 
-    def find(self, locations: Int64s) -> tuple[npt.NDArray[np.bool_], Callable[[], Words]]:
-        """Which of ``locations`` ``[n]`` are here, and what gives their words ``[m, W]``, once
-        they are read.
-
-        That raises StoreError where a row which is asked for cannot be read.
-        """
+    def find(self, locations: Int64s) -> tuple[npt.NDArray[np.bool_], Int64s]:
+        """Which of ``locations`` ``[n]`` are here, and for `copy` where ``[m]``."""
         if not self._locations.size:
-            return np.zeros(locations.size, bool), lambda: np.zeros((0, 0), np.uint32)
+            return np.zeros(locations.size, bool), np.zeros(0, np.int64)
         at = np.searchsorted(self._locations, locations)
         at[at == self._locations.size] = 0
         found = self._locations[at] == locations
-        return found, lambda: self._words(at[found])
+        return found, at[found]
 
-    def _words(self, at: Int64s) -> Words:
+    def copy(self, at: Int64s, out: Words, places: Int64s) -> None:
+        """Puts rows into the rows ``places`` of ``out``, once they are read.
+
+        Raises:
+            StoreError: one of them cannot be read.
+        """
         assert self._reading is not None and self._disks is not None
         if self._reading.exception() is None:
-            rows = self._reading.result()[at]
-        else:  # of a row, maybe, that is not asked for
+            copy_rows(out, places, self._reading.result().view(np.uint32), at)
+        else:  # of a row, maybe, that nobody asks for
             rows = self._disks.read(self._locations[at])
-        return rows.view(np.uint32)
+            copy_rows(out, places, rows.view(np.uint32), None)

@@ -14,6 +14,7 @@ from jaxsparse.store.early_rows import EarlyRows
 from jaxsparse.store.growing import grown
 from jaxsparse.store.hotness import coldest
 from jaxsparse.store.ram import RamRows
+from jaxsparse.store.row_copy import copy_rows
 from jaxsparse.store.ssd import NoSpaceError, SegmentStore
 from jaxsparse.store.tier_clock import TierClock
 
@@ -40,10 +41,11 @@ class Reading:
     places: Places
     """Where those go that come from a disk."""
     coming: Future[npt.NDArray[np.uint8]] | None
+    early: EarlyRows
+    early_at: Places
+    """Which of ``early`` are asked for."""
     early_places: Places
-    """Where those go that were read before."""
-    early: Callable[[], Words]
-    """Gives them."""
+    """Where these go."""
     later: Rows
     """Rows that were not here yet."""
     later_places: Places
@@ -112,15 +114,15 @@ class HostRows:
         locations = self._locations(rows)
         on_disk = locations != NOWHERE
         in_ram = self.ram.holds(rows)
-        is_early, early = self._early.find(locations)
+        is_early, early_at = self._early.find(locations)
         now = on_disk & ~is_early
         coming = self._read_disks(locations[now])
-        out[places[in_ram]] = self._from_ram(rows[in_ram])
+        with self.clock.busy("ram"):
+            self.ram.read_into(rows[in_ram], out, places[in_ram])
         self.moved["ram_read"] += int(in_ram.sum()) * self._row_bytes
         later = ~(on_disk | in_ram)
-        return Reading(
-            out, places[now], coming, places[is_early], early, rows[later], places[later]
-        )
+        early = self._early, early_at, places[is_early]
+        return Reading(out, places[now], coming, *early, rows[later], places[later])
 
     def read_early(self, rows: Rows) -> None:
         """Begins to read those of distinct ``rows`` that are on a disk, for the `start` after the
@@ -152,10 +154,11 @@ class HostRows:
             self.finish(self.start(reading.later, reading.out, reading.later_places))
         if reading.coming is not None:
             with self.clock.busy("ssd"):
-                reading.out[reading.places] = reading.coming.result().view(np.uint32)
-        if reading.early_places.size:
+                words = reading.coming.result().view(np.uint32)
+                copy_rows(reading.out, reading.places, words, None)
+        if reading.early_at.size:
             with self.clock.busy("ssd"):
-                reading.out[reading.early_places] = reading.early()
+                reading.early.copy(reading.early_at, reading.out, reading.early_places)
 
     def put(
         self,
@@ -185,15 +188,16 @@ class HostRows:
         chosen = coldest(np.concatenate([self._worth[slots], worth]), count)
         from_ram = self.ram.rows_at(slots[chosen[chosen < slots.size]])
         direct = np.sort(chosen[chosen >= slots.size]) - slots.size
-        stays = np.ones(rows.size, bool)
-        stays[direct] = False
+        stays = np.delete(np.arange(rows.size), direct)
         try:
-            self._append(rows[direct], keys_of(rows[direct]), words[direct])
+            self._append(rows[direct], keys_of(rows[direct]), words.take(direct, axis=0))
         except NoSpaceError:
             self._keep(rows, words, worth)
             raise
-        self._keep(rows[stays], words[stays], worth[stays])
-        self._append(from_ram, keys_of(from_ram), self._from_ram(from_ram))
+        self._keep(rows[stays], words, worth[stays], stays)
+        with self.clock.busy("ram"):
+            spilled = self.ram.read(from_ram)
+        self._append(from_ram, keys_of(from_ram), spilled)
         self.ram.drop(from_ram)
 
     def drop(self, rows: Rows) -> None:
@@ -253,13 +257,15 @@ class HostRows:
         self._location = grown(self._location, int(rows.max(initial=-1)) + 1, NOWHERE)
         return self._location[rows]
 
-    def _from_ram(self, rows: Rows) -> Words:
+    def _keep(
+        self,
+        rows: Rows,
+        words: Words,
+        worth: npt.NDArray[np.float32],
+        places: Places | None = None,
+    ) -> None:
         with self.clock.busy("ram"):
-            return self.ram.read(rows)
-
-    def _keep(self, rows: Rows, words: Words, worth: npt.NDArray[np.float32]) -> None:
-        with self.clock.busy("ram"):
-            self.ram.write(rows, words)
+            self.ram.write(rows, words, places)
         if self.disks is not None:
             slots = self.ram.slot[rows]
             self._worth = grown(self._worth, int(slots.max(initial=-1)) + 1, 0)
