@@ -30,8 +30,7 @@ def copy_rows(
 ) -> None:
     """``target[to_rows] = source[from_rows]``; without numbers all rows of a side, in order.
 
-    In C++ three times as fast as numpy for rows of half a kilobyte, which waits for each; without a
-    compiler numpy does it.
+    In C++ without the array between them that numpy makes; without a compiler numpy does it.
 
     Args:
         target: ``[m, w]`` uint32; rows may lie apart.
