@@ -131,7 +131,7 @@ class StoredRows:
         here = places != NOWHERE
         elsewhere = numbers[~here]
         store.host.drop(elsewhere)
-        store.host.put(elsewhere, words[~here], known.hotness, known.index.keys_of)
+        store.host.put(elsewhere, words[~here], known.worth(elsewhere), known.index.keys_of)
         store.residency.set_made(elsewhere)
         codes = store.code_at[places[here]]
         return scatter(self._emb, state, store.slab_index, codes, words[here])

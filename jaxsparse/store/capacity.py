@@ -87,7 +87,7 @@ def plan_host(table: TableSpec) -> HostPlan:
 
 BLOCKS_AT_A_TIME = 4
 """Of rows on their way at a boundary: those that left a device, as they come from it and as they
-are put away; those that come, for this pass and read ahead for the next."""
+are put away; those that come, for this pass and, from disks, read early for the next."""
 
 
 def moving_bytes(table: TableSpec, rows: int) -> int:
@@ -130,7 +130,8 @@ def _counter_bytes(
     per_place = 4 + 4 + 8  # its row, free places, where it lies
     fixed = admission.bytes if isinstance(admission, BloomAdmission) else 0
     scratch = SCRATCH_BYTES * total
-    slots = 8 * grown_length(in_ram) if in_ram else 0
+    # Whose, free ones; what each is worth, where others wait on a disk.
+    slots = (12 if has_disks else 8) * grown_length(in_ram) if in_ram else 0
     return per_row * grown_length(total) + per_place * on_device + slots + fixed + scratch
 
 

@@ -10,9 +10,11 @@ from concurrent.futures import Future
 import numpy as np
 import numpy.typing as npt
 
+from jaxsparse.store.early_rows import EarlyRows
 from jaxsparse.store.growing import grown
-from jaxsparse.store.hotness import Hotness, coldest
+from jaxsparse.store.hotness import coldest
 from jaxsparse.store.ram import RamRows
+from jaxsparse.store.row_copy import copy_rows
 from jaxsparse.store.ssd import NoSpaceError, SegmentStore
 from jaxsparse.store.tier_clock import TierClock
 
@@ -39,6 +41,11 @@ class Reading:
     places: Places
     """Where those go that come from a disk."""
     coming: Future[npt.NDArray[np.uint8]] | None
+    early: EarlyRows
+    early_at: Places
+    """Which of ``early`` are asked for."""
+    early_places: Places
+    """Where these go."""
     later: Rows
     """Rows that were not here yet."""
     later_places: Places
@@ -64,6 +71,9 @@ class HostRows:
         self._limit = num_rows if host_rows is None else host_rows
         self._row_bytes = 4 * num_words
         self._location = np.zeros(0, np.int64)
+        # By slot in memory; of no use without disks.
+        self._worth = np.zeros(0, np.float32)
+        self._early = EarlyRows()
         self.moved = {"ram_read": 0, "ram_written": 0, "ssd_read": 0, "ssd_written": 0}
         """Bytes by tier and direction."""
         self.clock = TierClock()
@@ -72,7 +82,7 @@ class HostRows:
     @property
     def nbytes(self) -> int:
         """Memory in use, that of the disks' own index aside."""
-        return self.ram.nbytes + self._location.nbytes
+        return self.ram.nbytes + self._location.nbytes + self._worth.nbytes
 
     def holds(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """Which of rows ``[n]`` are here."""
@@ -101,16 +111,37 @@ class HostRows:
             out: ``[m, W]`` gets their words.
             places: ``[n]`` where in ``out``.
         """
-        on_disk = self.on_disk(rows)
+        locations = self._locations(rows)
+        on_disk = locations != NOWHERE
         in_ram = self.ram.holds(rows)
-        coming = None
-        if on_disk.any():
-            assert self.disks is not None
-            coming = self.disks.read_ahead(self._location[rows[on_disk]])
-        out[places[in_ram]] = self._from_ram(rows[in_ram])
+        is_early, early_at = self._early.find(locations)
+        now = on_disk & ~is_early
+        coming = self._read_disks(locations[now])
+        with self.clock.busy("ram"):
+            self.ram.read_into(rows[in_ram], out, places[in_ram])
         self.moved["ram_read"] += int(in_ram.sum()) * self._row_bytes
         later = ~(on_disk | in_ram)
-        return Reading(out, places[on_disk], coming, rows[later], places[later])
+        early = self._early, early_at, places[is_early]
+        return Reading(out, places[now], coming, *early, rows[later], places[later])
+
+    def read_early(self, rows: Rows) -> None:
+        """Begins to read those of distinct ``rows`` that are on a disk, for the `start` after the
+        next one: disks work on while nobody knows yet who is read. Those of the call before that
+        nobody has asked for are forgotten."""
+        locations = self._locations(rows)
+        locations = np.sort(locations[locations != NOWHERE])
+        self._early = EarlyRows(locations, self._read_disks(locations), self.disks)
+
+    def forget_early(self) -> None:
+        """Nobody asks for what `read_early` has read."""
+        self._early = EarlyRows()
+
+    def _read_disks(self, locations: npt.NDArray[np.int64]) -> Future[npt.NDArray[np.uint8]] | None:
+        if not locations.size:
+            return None
+        assert self.disks is not None
+        self.moved["ssd_read"] += locations.size * self._row_bytes
+        return self.disks.read_ahead(locations)
 
     def finish(self, reading: Reading) -> None:
         """Waits until all rows are read.
@@ -123,18 +154,26 @@ class HostRows:
             self.finish(self.start(reading.later, reading.out, reading.later_places))
         if reading.coming is not None:
             with self.clock.busy("ssd"):
-                reading.out[reading.places] = reading.coming.result().view(np.uint32)
-            self.moved["ssd_read"] += reading.places.size * self._row_bytes
+                words = reading.coming.result().view(np.uint32)
+                copy_rows(reading.out, reading.places, words, None)
+        if reading.early_at.size:
+            with self.clock.busy("ssd"):
+                reading.early.copy(reading.early_at, reading.out, reading.early_places)
 
     def put(
-        self, rows: Rows, words: Words, hotness: Hotness, keys_of: Callable[[Rows], Keys]
+        self,
+        rows: Rows,
+        words: Words,
+        worth: npt.NDArray[np.float32],
+        keys_of: Callable[[Rows], Keys],
     ) -> None:
         """Takes distinct rows that are not here.
 
         Args:
             rows: ``[n]``.
             words: ``[n, W]``.
-            hotness: decides who goes to the disks.
+            worth: ``[n]``; of rows in memory and these the least go to the disks. It must not
+                change while a row is here.
             keys_of: keys of rows, which the disks keep beside them.
 
         Raises:
@@ -142,23 +181,23 @@ class HostRows:
         """
         excess = len(self.ram) + rows.size - self._limit
         if excess <= 0 or self.disks is None:
-            self._keep(rows, words)
+            self._keep(rows, words, worth)
             return
-        here = self.ram.rows()
-        candidates = np.concatenate([here, rows])
-        count = min(max(excess, self._limit // SPILL_SHARE), candidates.size)
-        chosen = coldest(hotness.of(candidates), count)
-        from_ram = here[chosen[chosen < here.size]]
-        direct = np.sort(chosen[chosen >= here.size]) - here.size
-        stays = np.ones(rows.size, bool)
-        stays[direct] = False
+        slots = self.ram.slots()
+        count = min(max(excess, self._limit // SPILL_SHARE), slots.size + rows.size)
+        chosen = coldest(np.concatenate([self._worth[slots], worth]), count)
+        from_ram = self.ram.rows_at(slots[chosen[chosen < slots.size]])
+        direct = np.sort(chosen[chosen >= slots.size]) - slots.size
+        stays = np.delete(np.arange(rows.size), direct)
         try:
-            self._append(rows[direct], keys_of(rows[direct]), words[direct])
+            self._append(rows[direct], keys_of(rows[direct]), words.take(direct, axis=0))
         except NoSpaceError:
-            self._keep(rows, words)
+            self._keep(rows, words, worth)
             raise
-        self._keep(rows[stays], words[stays])
-        self._append(from_ram, keys_of(from_ram), self._from_ram(from_ram))
+        self._keep(rows[stays], words, worth[stays], stays)
+        with self.clock.busy("ram"):
+            spilled = self.ram.read(from_ram)
+        self._append(from_ram, keys_of(from_ram), spilled)
         self.ram.drop(from_ram)
 
     def drop(self, rows: Rows) -> None:
@@ -218,13 +257,19 @@ class HostRows:
         self._location = grown(self._location, int(rows.max(initial=-1)) + 1, NOWHERE)
         return self._location[rows]
 
-    def _from_ram(self, rows: Rows) -> Words:
+    def _keep(
+        self,
+        rows: Rows,
+        words: Words,
+        worth: npt.NDArray[np.float32],
+        places: Places | None = None,
+    ) -> None:
         with self.clock.busy("ram"):
-            return self.ram.read(rows)
-
-    def _keep(self, rows: Rows, words: Words) -> None:
-        with self.clock.busy("ram"):
-            self.ram.write(rows, words)
+            self.ram.write(rows, words, places)
+        if self.disks is not None:
+            slots = self.ram.slot[rows]
+            self._worth = grown(self._worth, int(slots.max(initial=-1)) + 1, 0)
+            self._worth[slots] = worth
         self.moved["ram_written"] += rows.size * self._row_bytes
 
     def _append(self, rows: Rows, keys: Keys, words: Words) -> None:

@@ -98,6 +98,10 @@ class KnownRows:
         parts = self.index, self.hotness, self.counters, self.admitter
         return sum(int(part.nbytes) for part in parts)
 
+    def worth(self, rows: Rows) -> npt.NDArray[np.float32]:
+        """`Counters.worth` of rows ``[n]`` that have keys."""
+        return self.counters.worth(rows)
+
     def counted(self) -> dict[str, int]:
         """What came to `totals` since the last call."""
         before, self._told = self._told, dict(self.totals)

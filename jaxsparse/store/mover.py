@@ -17,6 +17,7 @@ from jaxsparse.processes import local_block, put_blocks
 from jaxsparse.state import EmbeddingState
 from jaxsparse.store.host_rows import HostRows, Reading
 from jaxsparse.store.pass_plan import PassPlan, SlabSwap
+from jaxsparse.store.residency import NOWHERE
 from jaxsparse.store.row_format import to_words
 from jaxsparse.store.swap import cut_of, make_rows, put_rows, take_rows
 from jaxsparse.store.table_store import TableStore
@@ -120,9 +121,7 @@ class Mover:
             index = swap.index
             slabs[index], slots[index] = self._cross(swap, slabs[index], slots[index], state)
         for name, moves in plan.moves.items():
-            store = self._tables[name]
-            store.host.drop(moves.in_rows)
-            store.residency.commit(moves)
+            self._tables[name].residency.commit(moves)
         return dataclasses.replace(state, slabs=tuple(slabs), slots=tuple(slots))
 
     def _cross(self, swap: SlabSwap, slab: Any, slots: Any, state: EmbeddingState) -> Any:
@@ -146,6 +145,29 @@ class Mover:
     def drop(self, table: str, rows: Rows) -> None:
         """Rows of a table that were given up are no longer on the host."""
         self._tables[table].host.drop(rows)
+
+    def drop_arrived(self, plan: PassPlan) -> None:
+        """Rows that came with a pass that was entered are no longer on the host. Apart from
+        `cross`, where training waits."""
+        for name, moves in plan.moves.items():
+            self.drop(name, moves.in_rows)
+
+    def read_early(self, rows: Mapping[str, Rows], planned: PassPlan) -> None:
+        """Begins to read rows that the pass behind ``planned`` wants, and that are on a disk still
+        when ``planned`` is entered; see `HostRows.read_early`.
+
+        Args:
+            rows: by table, distinct.
+            planned: `start_fetch` was called with it.
+        """
+        for name, wanted in rows.items():
+            places = self._tables[name].residency.places_after(wanted, planned.moves[name])
+            self._tables[name].host.read_early(wanted[places == NOWHERE])
+
+    def forget_early(self) -> None:
+        """Nobody asks for what `read_early` has read."""
+        for store in self._tables.values():
+            store.host.forget_early()
 
     def cancel(self, plan: PassPlan) -> None:
         """A pass is not entered: rows stay where they are."""
@@ -178,7 +200,8 @@ class Mover:
                     stays = ~np.isin(rows, evicted[name])
                     rows, block = rows[stays], block[stays]
                 if rows.size:
-                    store.host.put(rows, block, store.known.hotness, store.known.index.keys_of)
+                    worth = store.known.worth(rows)
+                    store.host.put(rows, block, worth, store.known.index.keys_of)
         self._num_landed += 1
         if self._num_landed % TIDY_EVERY == 0:
             for store in self._tables.values():

@@ -182,10 +182,15 @@ class PassRun:
 
     def _move(self, planned: Future[PassPlan | None], before: PassPlan | None) -> None:
         """Behind the planning, on the same thread."""
+        if before is not None:
+            self._mover.drop_arrived(before)
         evicted = self._drop_evicted()
         plan = None if planned.exception() else planned.result()
         # Disks read while rows land.
-        readings = [] if plan is None else self._mover.start_fetch(plan)
+        readings = []
+        if plan is not None:
+            readings = self._mover.start_fetch(plan)
+            self._mover.read_early(self.planner.next_rows, plan)
         if before is not None:
             self._mover.land(before, evicted)
         self._mover.finish_fetch(readings)
@@ -213,6 +218,7 @@ class PassRun:
         plan = None if self._planned.exception() else self._planned.result()
         if plan is not None and not (self._current and self._current._plan is plan):
             self._mover.cancel(plan)
+        self._mover.forget_early()
         self._plans.put(None)
         self._packer.close()
         self._source.close()

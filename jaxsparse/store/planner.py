@@ -15,6 +15,7 @@ import numpy.typing as npt
 from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.store.blocks import make_block, spread_numbers
 from jaxsparse.store.growing import grown
+from jaxsparse.store.index import distinct_rows
 from jaxsparse.store.known_rows import NO_ROW
 from jaxsparse.store.pass_plan import PassPlan, SlabSwap
 from jaxsparse.store.residency import NOWHERE, Moves
@@ -115,6 +116,9 @@ class Planner(abc.ABC):
         """Tells how long ``data`` were waited for."""
         self.is_ended = False
         """Set it for no further pass."""
+        self.next_rows: dict[str, Rows] = {}
+        """By table, distinct rows that the batches behind the last planned pass read, as far as
+        they were looked at; those of new keys are not among them."""
         self.evicted: dict[str, list[Rows]] = {name: [] for name in tables}
         """Rows that have lost their keys, and may be on the host still; some have new keys."""
 
@@ -138,6 +142,7 @@ class Planner(abc.ABC):
             return None
         for number in range(len(keyed)):
             self._peek(number)
+        self.next_rows = {name: self._find_next(name, len(keyed)) for name in self._tables}
         moves, codes = {}, {}
         for name, gathered in self._gathered.items():
             moves[name], codes[name] = self._place(gathered)
@@ -189,15 +194,12 @@ class Planner(abc.ABC):
     def _limit(self, name: str) -> int:
         return int(self._share * self._tables[name].residency.num_places)
 
-    def _is_next(self, name: str, num_batches: int) -> npt.NDArray[np.bool_]:
-        """By row, whether the batches that follow read it."""
+    def _find_next(self, name: str, num_batches: int) -> Rows:
         known = self._tables[name].known
-        is_next = np.zeros(known.index.high_water + 1, bool)
-        for looked in list(self._ahead)[:num_batches]:
-            epoch, rows = looked.found[name]
-            if epoch == known.epoch:  # else who has lost a row is unknown; this is only a wish
-                is_next[rows] = True
-        return is_next[:-1]
+        found = [looked.found[name] for looked in list(self._ahead)[:num_batches]]
+        # After rows were given up who has lost his is unknown; this is only a wish.
+        rows = [rows for epoch, rows in found if epoch == known.epoch]
+        return distinct_rows(np.concatenate([np.zeros(0, np.int32), *rows]), known.marks).rows
 
     def _swaps(self, moves: Mapping[str, Moves]) -> list[SlabSwap]:
         """The blocks of every stored slab that anything crosses the boundary of."""

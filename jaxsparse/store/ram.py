@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxsparse.store.growing import grown
+from jaxsparse.store.row_copy import copy_rows
 
 Rows = npt.NDArray[np.int32]
 Words = npt.NDArray[np.uint32]
@@ -45,9 +46,15 @@ class RamRows:
 
     def rows(self) -> Rows:
         """All rows here."""
-        rows = self._row_at[: self._high_water]
-        found: Rows = rows[rows != EMPTY]
-        return found
+        return self._row_at[self.slots()]
+
+    def slots(self) -> npt.NDArray[np.int64]:
+        """Slots of all rows here, in the order of `rows`."""
+        return np.flatnonzero(self._row_at[: self._high_water] != EMPTY)
+
+    def rows_at(self, slots: npt.NDArray[np.int64]) -> Rows:
+        """Rows ``[n]`` in slots."""
+        return self._row_at[slots]
 
     def holds(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """Which of rows ``[n]`` are here."""
@@ -57,10 +64,22 @@ class RamRows:
 
     def read(self, rows: Rows) -> Words:
         """Words ``[n, W]`` of rows that are here."""
-        return self._words.take(self.slot[rows], axis=0)
+        words = np.empty((rows.size, self.num_words), np.uint32)
+        copy_rows(words, None, self._words, self.slot[rows])
+        return words
 
-    def write(self, rows: Rows, words: Words) -> None:
-        """Puts distinct rows here, over what they were where they are; they have to fit."""
+    def read_into(self, rows: Rows, out: Words, places: npt.NDArray[np.int64]) -> None:
+        """As `read`, into the rows ``places`` ``[n]`` of ``out``."""
+        copy_rows(out, places, self._words, self.slot[rows])
+
+    def write(self, rows: Rows, words: Words, places: npt.NDArray[np.int64] | None = None) -> None:
+        """Puts distinct rows here, over what they were where they are; they have to fit.
+
+        Args:
+            rows: ``[n]``.
+            words: ``[m, W]``.
+            places: ``[n]`` where in ``words`` each lies; None is in their order.
+        """
         here = self.holds(rows)
         fresh = rows[~here]
         reused = min(fresh.size, self._num_free)
@@ -72,7 +91,7 @@ class RamRows:
         self._high_water += more
         self._row_at = grown(self._row_at, self._high_water, EMPTY)
         self.slot[fresh], self._row_at[slots] = slots, fresh
-        self._words[self.slot[rows]] = words
+        copy_rows(self._words, self.slot[rows], words, places)
 
     def drop(self, rows: Rows) -> None:
         """Rows ``[n]``, distinct, are no longer here; those that were not stay so."""

@@ -54,7 +54,7 @@ class ReadingPlanner(Planner):
             gathered.needed(),
             np.full(unknown.size, NO_ROW, np.int32),
             numbers_to_draw(store.spec, unknown),
-            self._is_next(store.spec.name, len(gathered.batches)),
+            self.next_rows[store.spec.name],
             store.known.hotness,
             is_lent=True,
         )

@@ -60,7 +60,7 @@ def refill(
         words = join_words(slab, arrays)
         here = places[part] != NOWHERE
         rows = numbers[part][~here]
-        store.host.put(rows, words[~here], known.hotness, known.index.keys_of)
+        store.host.put(rows, words[~here], known.worth(rows), known.index.keys_of)
         codes = store.code_at[places[part][here]]
         state = scatter(emb, state, store.slab_index, codes, words[here])
     if store.default_code is not None:

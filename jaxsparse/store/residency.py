@@ -118,7 +118,7 @@ class Residency:
         needed: Rows,
         new: Rows,
         new_numbers: Keys,
-        is_next: npt.NDArray[np.bool_],
+        next_rows: Rows,
         hotness: Hotness,
         *,
         is_lent: bool = False,
@@ -129,7 +129,7 @@ class Residency:
             needed: distinct rows of the pass that are on the devices or on the host.
             new: rows that have to be made; for an evaluation placeholders, one a key.
             new_numbers: what they are drawn from.
-            is_next: by row, whether the pass after this one reads it; may be shorter.
+            next_rows: distinct rows that the pass after this one reads.
             hotness: of the rows.
             is_lent: whether the new ones go after the pass.
 
@@ -142,7 +142,7 @@ class Residency:
         num_wanted = coming.size + new.size
         self.check(needed.size + new.size)
         num_out = max(0, num_wanted - self._num_free)
-        out = self._victims(needed, num_out, is_next, hotness)
+        out = self._victims(places, num_out, next_rows, hotness)
         out_places = self.place[out]
         num_taken = num_wanted - num_out
         taken = self._free[self._num_free - num_taken : self._num_free][::-1].copy()
@@ -196,29 +196,27 @@ class Residency:
         self.place[rows] = places
         self.row_at[places] = rows
 
-    def _victims(
-        self, needed: Rows, count: int, is_next: npt.NDArray[np.bool_], hotness: Hotness
-    ) -> Rows:
-        """The coldest rows the pass does not need; those of the next one only where it must be."""
+    def _victims(self, needed: Rows, count: int, next_rows: Rows, hotness: Hotness) -> Rows:
+        """The coldest rows the pass does not need; those of the next one only where it must be.
+
+        ``needed`` are places of the rows it needs, or NOWHERE.
+        """
         if count == 0:
-            return needed[:0]
-        stays = np.zeros(self.place.size, bool)
-        stays[needed] = True
-        resident = self.resident()
-        candidates = resident[~stays[resident]]
-        scores = hotness.of(candidates)
-        protected = np.zeros(candidates.size, bool)
-        inside = candidates < is_next.size
-        protected[inside] = is_next[candidates[inside]]
-        if np.count_nonzero(~protected) >= count:
-            candidates, scores = candidates[~protected], scores[~protected]
-            chosen = coldest(scores, count)
+            return self.row_at[:0]
+        # By place: there are far fewer of them than rows.
+        may_go = self.row_at != EMPTY
+        may_go[needed[needed != NOWHERE]] = False
+        should_go = may_go.copy()
+        should_stay = self.places(next_rows)
+        should_go[should_stay[should_stay != NOWHERE]] = False
+        chosen = np.flatnonzero(should_go)
+        if chosen.size >= count:
+            chosen = chosen[coldest(hotness.of(self.row_at[chosen]), count)]
         else:
-            forced = np.flatnonzero(protected)
-            more = forced[coldest(scores[forced], count - candidates.size + forced.size)]
-            chosen = np.concatenate([np.flatnonzero(~protected), more])
-        victims: Rows = candidates[chosen]
-        return victims
+            forced = np.flatnonzero(may_go & ~should_go)
+            scores = hotness.of(self.row_at[forced])
+            chosen = np.concatenate([chosen, forced[coldest(scores, count - chosen.size)]])
+        return self.row_at[chosen]
 
     def _take_back_lent(self) -> None:
         self._give_back(self._lent)

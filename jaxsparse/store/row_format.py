@@ -15,6 +15,7 @@ from jax import lax
 
 from jaxsparse.layout import SlabLayout
 from jaxsparse.optimizers import Slots
+from jaxsparse.store.row_copy import copy_rows
 
 Words = npt.NDArray[np.uint32]
 
@@ -71,7 +72,7 @@ def to_words(
     words = np.empty((places.size, num_words(slab)), np.uint32)
     for column in columns(slab):
         bits = parts[column.name].view(np.uint32).reshape(-1, column.width)
-        words[:, column.start : column.start + column.width] = bits[places]
+        copy_rows(words[:, column.start : column.start + column.width], None, bits, places)
     return words
 
 

@@ -97,9 +97,9 @@ class TrainingPlanner(Planner):
         is_made = store.residency.is_made(needed)
         new = needed[~is_made]
         numbers = numbers_to_draw(store.spec, store.known.index.keys_of(new))
-        is_next = self._is_next(store.spec.name, len(gathered.batches))
+        next_rows = self.next_rows[store.spec.name]
         hotness = store.known.hotness
-        moves = store.residency.plan(needed[is_made], new, numbers, is_next, hotness)
+        moves = store.residency.plan(needed[is_made], new, numbers, next_rows, hotness)
         return moves, [
             occurrence_codes(store, store.residency.places_after(distinct, moves), inverse)
             for distinct, inverse in gathered.batches

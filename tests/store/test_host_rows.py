@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from jaxsparse.store.eviction import HALF_LIFE_BATCHES, Counters
 from jaxsparse.store.host_rows import MAX_GARBAGE, HostRows
 from jaxsparse.store.hotness import Hotness
 from jaxsparse.store.ram import RamRows
 from jaxsparse.store.residency import Residency
-from jaxsparse.store.ssd import SegmentStore
+from jaxsparse.store.ssd import DamagedSegmentError, SegmentStore
 from jaxsparse.store.tier_clock import MOST_SPANS, TierClock
 
 WORDS = 6
@@ -47,13 +49,12 @@ def test_ram_rows_equal_a_dict():
 def test_host_rows_equal_a_dict_and_garbage_is_rewritten(tmp_path):
     rng, want = np.random.default_rng(1), {}
     disks = SegmentStore([tmp_path], table="t", row_bytes=4 * WORDS, segment_bytes=1 << 12)
-    host, hotness = HostRows(300, WORDS, 20, disks), Hotness()
-    hotness.add(int32s(range(300)), np.arange(300))
+    host = HostRows(300, WORDS, 20, disks)
     tidied = 0
     for turn in range(150):
         rows = int32s(row for row in rng.permutation(300)[:25] if row not in want)
         words = rng.integers(0, 2**32, (rows.size, WORDS), np.uint32)
-        host.put(rows, words, hotness, keys_of)
+        host.put(rows, words, rows.astype(np.float32), keys_of)
         want |= dict(zip(rows.tolist(), words, strict=True))
         gone = rng.permutation(list(want))[:22].astype(np.int32)
         host.drop(gone)
@@ -71,7 +72,7 @@ def test_host_rows_equal_a_dict_and_garbage_is_rewritten(tmp_path):
         assert host.read(held).tolist() == [want[row].tolist() for row in want]
         assert host.holds(int32s(range(300))).tolist() == [row in want for row in range(300)]
         assert len(host.ram) <= 20
-    # The hottest are in memory.
+    # Those worth most are in memory.
     assert tidied > 0 and len(want) > 25
     in_ram = host.ram.rows()
     assert host.moved["ssd_written"] > 0 and host.moved["ram_written"] > 0
@@ -79,10 +80,50 @@ def test_host_rows_equal_a_dict_and_garbage_is_rewritten(tmp_path):
     host.close()
 
 
+def test_rows_read_early_are_read_once_and_as_they_are_now(tmp_path):
+    disks = SegmentStore([tmp_path], table="t", row_bytes=4 * WORDS)
+    host, rows = HostRows(40, WORDS, 0, disks), int32s(range(30))
+    words = np.random.default_rng(2).integers(0, 2**32, (30, WORDS), np.uint32)
+    worth = np.zeros(30, np.float32)
+    host.put(rows, words, worth, keys_of)
+    host.flush()
+    host.read_early(rows[:20])
+    read = host.moved["ssd_read"]
+    assert read == 20 * 4 * WORDS
+    # Row 3 has left, and came back with other words.
+    host.drop(rows[3:4])
+    words[3] += np.uint32(1)
+    host.put(rows[3:4], words[3:4], worth[3:4], keys_of)
+    assert np.array_equal(host.read(rows[::-1]), words[::-1])
+    assert host.moved["ssd_read"] == read + 11 * 4 * WORDS
+    # A row that is damaged hurts nobody who does not ask for it.
+    host.flush()
+    file = min(tmp_path.glob("segment-*"))
+    data = bytearray(file.read_bytes())
+    at = data.find(words[5].tobytes())
+    data[at] ^= 1
+    file.write_bytes(data)
+    host.read_early(rows[4:20])
+    assert np.array_equal(host.read(rows[6:20]), words[6:20])
+    with pytest.raises(DamagedSegmentError, match="the checksum of row 5 differs"):
+        host.read(rows[5:6])
+    host.forget_early()
+    host.close()
+
+
+def test_worth_is_that_of_frequent_rows_and_fades():
+    counters = Counters(with_times=False)
+    counters.grow(3)
+    counters.add(int32s([0, 1]), np.array([7, 1]), 0, 0.0)
+    counters.add(int32s([2]), np.array([1]), 2 * HALF_LIFE_BATCHES, 0.0)
+    # Row 0: 8 with one added, halved twice; row 2: 2; row 1: 2, halved twice.
+    np.testing.assert_allclose(counters.worth(int32s([0, 2, 1])), [3, 3, 1])
+
+
 def test_residency_equals_a_dict():
     rng, known = np.random.default_rng(2), Residency("t", 12)
     hotness, at, made = Hotness(), {}, set()
-    no_next = np.zeros(0, bool)
+    no_next = int32s([])
     for _ in range(300):
         needed = np.sort(rng.permutation(40)[: rng.integers(1, 9)]).astype(np.int32)
         is_made = known.is_made(needed)
@@ -117,7 +158,7 @@ def test_residency_equals_a_dict():
 
 def test_a_residency_that_is_tidied_gives_places_as_one_that_is_restored():
     saved, hotness = Residency("t", 8), Hotness()
-    nobody, no_next = int32s([]), np.zeros(0, bool)
+    nobody, no_next = int32s([]), int32s([])
 
     def place(known, new, **options):
         numbers = np.zeros(new.size, np.uint64)

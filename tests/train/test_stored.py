@@ -128,13 +128,13 @@ def test_a_row_of_the_history_tells_what_passes_did(tmp_path):
 
 def test_waits_are_booked_on_the_tier_that_was_slow(monkeypatch):
     trainer = trainer_of(SETUPS["ram"](None))
-    plain = RamRows.read
+    plain = RamRows.read_into
 
-    def slow(self, rows):
+    def slow(self, rows, out, places):
         time.sleep(0.02)
-        return plain(self, rows)
+        plain(self, rows, out, places)
 
-    monkeypatch.setattr(RamRows, "read", slow)
+    monkeypatch.setattr(RamRows, "read_into", slow)
     state = trainer.init(jax.random.key(0))
     facts = []
     tables = state.embeddings

@@ -23,13 +23,20 @@ IN_FLIGHT = 32
 _FILE = re.compile(r"segment-\d{12}")
 
 
-def by_segment(locations: Int64s) -> Iterator[tuple[int, Int64s]]:
-    """Segments' numbers, and those of the rows in them; ``locations`` ascend."""
+def by_segment(locations: Int64s) -> Iterator[tuple[int, slice, Int64s]]:
+    """Of each segment its number, which of ``locations``, that ascend, are in it, and the numbers
+    of these rows."""
+    if not locations.size:
+        return
     numbers = locations >> ROW_BITS
-    cuts = np.flatnonzero(np.diff(numbers)) + 1
-    for part in np.split(locations, cuts):
-        if part.size:
-            yield int(part[0]) >> ROW_BITS, part & ROW_MASK
+    cuts = (np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()
+    rows, begins = locations & ROW_MASK, [0, *cuts]
+    # A pass asks for rows of hundreds of segments: slices of one array, not an array of each.
+    for number, begin, end in zip(
+        numbers[begins].tolist(), begins, [*cuts, locations.size], strict=True
+    ):
+        part = slice(begin, end)
+        yield number, part, rows[part]
 
 
 def snapshot_records(segments: Sequence[Segment]) -> list[Record]:
@@ -64,7 +71,7 @@ def replay(records: Iterable[Record], folders: Sequence[Path], row_bytes: int) -
                 segment.released[:] = np.unpackbits(bits, count=count).view(np.bool_)
                 at += size
         elif kind == RELEASED:
-            for number, rows in by_segment(np.sort(np.frombuffer(payload, "<i8"))):
+            for number, _, rows in by_segment(np.sort(np.frombuffer(payload, "<i8"))):
                 if number in found:  # not one that compaction dropped meanwhile
                     found[number].released[rows] = True
         elif kind == DROPPED:

@@ -72,14 +72,11 @@ class Segments:
             UnknownLocationError: a location was never given out, or was released.
         """
         order = np.argsort(locations)
+        ordered = locations[order]
+        wanted = []
         with self._lock:
-            found = self._find(locations[order])
-            wanted, start = [], 0
-            for segment, rows in found:
-                part = slice(start, start + rows.size)
-                mine = order[part]
-                wanted.append(Wanted(segment, locations[mine], mine, segment.rows))
-                start = part.stop
+            for segment, part, _ in self._find(ordered):
+                wanted.append(Wanted(segment, ordered[part], order[part], segment.rows))
                 segment.readers += 1
         return wanted
 
@@ -90,16 +87,16 @@ class Segments:
                 one.segment.readers -= 1
             self._lock.notify_all()
 
-    def _find(self, locations: Int64s) -> list[tuple[Segment, Int64s]]:
+    def _find(self, locations: Int64s) -> list[tuple[Segment, slice, Int64s]]:
         found = []
-        for number, rows in by_segment(locations):
+        for number, part, rows in by_segment(locations):
             segment = self._all.get(number)
             if segment is None or rows[-1] >= segment.shape.num_rows:
                 raise self._unknown(number, int(rows[-1]), "was never given out, or is of before a")
-            if segment.num_released and segment.released[rows].any():
+            if segment.num_released and np.count_nonzero(segment.released[rows]):
                 row = int(rows[np.argmax(segment.released[rows])])
                 raise self._unknown(number, row, "was released, maybe before a")
-            found.append((segment, rows))
+            found.append((segment, part, rows))
         return found
 
     def _unknown(self, number: int, row: int, why: str) -> UnknownLocationError:
@@ -124,7 +121,7 @@ class Segments:
                 raise UnknownLocationError(
                     f"table {self.table!r}: location {location} is released twice in one call"
                 )
-            for segment, rows in found:
+            for segment, _, rows in found:
                 segment.released[rows] = True
                 segment.num_released += rows.size
             if ordered.size:
