@@ -14,26 +14,31 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxsparse import checks
+from jaxsparse.agreement import raise_together
 from jaxsparse.data.batch import Batch
 from jaxsparse.data.prefetch import Prefetcher
 from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.ladder import Ladder
-from jaxsparse.packed_batch import PackedBatch, PreparedBatch, ship_batch
+from jaxsparse.lockstep import Lockstep
+from jaxsparse.packed_batch import PreparedBatch, ship_batch
 from jaxsparse.processes import is_shared
 from jaxsparse.specs import is_positive_int
 from jaxsparse.state import EmbeddingState
 from jaxsparse.store.access import StoredRows
 from jaxsparse.store.census import Census
 from jaxsparse.store.contents import StoreContents, census_of, table_contents
+from jaxsparse.store.key_exchange import JoinedBatch, KeyExchange, OwnBatch, own_batch
 from jaxsparse.store.mover import Mover
-from jaxsparse.store.passes import Pass, PassRun
+from jaxsparse.store.passes import Pack, Pass, PassRun, Ready
 from jaxsparse.store.planner import MAX_BATCHES, Planner
 from jaxsparse.store.reading_planner import ReadingPlanner
 from jaxsparse.store.refill import check_room, refill
 from jaxsparse.store.saved_table import SavedTable
+from jaxsparse.store.ssd import StoreError
 from jaxsparse.store.table_store import TableStore
+from jaxsparse.store.together import Together
 from jaxsparse.store.training_planner import TrainingPlanner, give_up_keys, give_up_rows
-from jaxsparse.store.translate import KeyedBatch, key_words, keyed_batch
+from jaxsparse.store.translate import Asked, KeyedBatch, key_words, keyed_batch, prepared_batch
 
 Array = npt.NDArray[Any]
 
@@ -86,21 +91,26 @@ class RowStore:
             raise ValueError(
                 "RowStore: no table has Dynamic keys or tiers; emb.pack, read and write do without"
             )
-        if is_shared(emb.mesh):
-            raise ValueError("RowStore: the mesh must be of one process, several share this one")
         checks.check_state(emb_state, emb.layout_fingerprint)
         self.emb = emb
         self._tables: dict[str, TableStore] = {}
+        error: BaseException | None = None
         try:
             for name, spec in emb.stored_tables.items():
                 self._tables[name] = TableStore(emb, spec, direct_io, discard_rows)
+        except BaseException as failed:
+            error = failed
+        try:
+            raise_together(emb.mesh, error)
         except BaseException:
             self._close_tables()
             raise
         self._mover = Mover(emb, self._tables)
         self._access = StoredRows(emb, np.array(emb_state.init_words))
         self._worker = ThreadPoolExecutor(1, "jaxsparse-rows")
-        self._ladders = {True: Ladder(), False: Ladder()}
+        self._locksteps = {
+            train: Lockstep(emb, Ladder(), self._without_codes) for train in (True, False)
+        }
         self._run: PassRun | None = None
         self._step = 0
         self._is_closed = False
@@ -153,17 +163,27 @@ class RowStore:
         self, dataset: Iterable[Batch], train: bool, most: int | None, time: Any
     ) -> Iterator[Pass]:
         depth = 2 * (most or MAX_BATCHES)
-        source = Prefetcher(dataset, partial(keyed_batch, self.emb), depth=depth)
-        batches = iter(source)
+        clock = time if train else None
+        lockstep, together = self._locksteps[train], None
+        batches: Iterator[Asked]
+        if is_shared(self.emb.mesh):
+            shared = Prefetcher(dataset, partial(self._own_batch, clock), depth=depth)
+            batches = exchange = KeyExchange(self.emb.mesh, iter(shared))
+            together = Together(exchange, lockstep)
+            source: Prefetcher[Any] = shared
+            pack: Pack = self._prepare
+        else:
+            source = Prefetcher(dataset, partial(keyed_batch, self.emb, clock), depth=depth)
+            batches = iter(source)
+            pack = partial(self._pack, lockstep.ladder)
         planner: Planner
         if train:
-            planner = TrainingPlanner(self.emb, self._tables, batches, most, time, self._step)
+            planner = TrainingPlanner(self.emb, self._tables, batches, most, self._step)
         else:
             planner = ReadingPlanner(self.emb, self._tables, batches, most)
         with self._lock:
             self._check_free("passes")
-            pack = partial(self._pack, train)
-            run = PassRun(planner, self._mover, source, pack, self._worker)
+            run = PassRun(planner, self._mover, source, pack, self._worker, together)
             self._run = run
         try:
             yield from run.passes()
@@ -173,8 +193,8 @@ class RowStore:
                 if isinstance(planner, TrainingPlanner):
                     self._step = planner.step
                     for name, parts in planner.to_evict.items():
-                        for keys in parts:
-                            self._evict_now(name, keys)
+                        for words in parts:
+                            self._evict_now(name, words)
 
     def end_passes(self) -> None:
         """Plans no further pass: `passes` ends behind those that are planned.
@@ -184,13 +204,24 @@ class RowStore:
         """
         run = self._run
         if run is not None:
-            run.planner.is_ended = True
+            run.end()
 
-    def _pack(self, train: bool, keyed: KeyedBatch, codes: dict[str, Array]) -> PackedBatch:
-        ids = keyed.with_codes(codes, self.emb.feature_specs)
-        prepared = self.emb.prepare_addressed(keyed.batch.features, ids)
-        ladder = self._ladders[train]
-        return ship_batch(self.emb, PreparedBatch(keyed.batch, prepared), prepared.needs(), ladder)
+    def _own_batch(self, clock: Any, batch: Batch) -> OwnBatch:
+        return own_batch(keyed_batch(self.emb, clock, batch))
+
+    def _pack(self, ladder: Ladder, keyed: KeyedBatch, codes: dict[str, Array]) -> Ready:
+        prepared = prepared_batch(self.emb, keyed, codes)
+        return keyed.batch, ship_batch(self.emb, prepared, prepared.ids.needs(), ladder)
+
+    def _prepare(self, joined: JoinedBatch, codes: dict[str, Array]) -> Ready:
+        if joined.own is None:
+            return None
+        return prepared_batch(self.emb, joined.own.keyed, joined.own_codes(codes))
+
+    def _without_codes(self, batch: Batch) -> PreparedBatch:
+        """An empty batch: of a process that has none left."""
+        keyed = keyed_batch(self.emb, None, batch)
+        return prepared_batch(self.emb, keyed, {n: k.view(np.int64) for n, k in keyed.keys.items()})
 
     def enter(self, emb_state: EmbeddingState, p: Pass) -> EmbeddingState:
         """Brings the rows of a pass to the devices; call it from the thread that trains.
@@ -317,10 +348,15 @@ class RowStore:
         """Waits for rows under way, and makes those on disks durable; changes no value."""
         self._check_open()
         checks.check_state(emb_state, self.emb.layout_fingerprint)
+        error = None
         with self._lock:
             self._settle()
-            for store in self._tables.values():
-                store.host.flush()
+            try:
+                for store in self._tables.values():
+                    store.host.flush()
+            except StoreError as failed:
+                error = failed
+            raise_together(self.emb.mesh, error)
 
     @contextlib.contextmanager
     def still(self) -> Iterator[None]:
@@ -343,6 +379,7 @@ class RowStore:
             RuntimeError: as `still`.
         """
         checks.check_state(emb_state, self.emb.layout_fingerprint)
+        self._check_one_process("contents")
         with self.still():
             tables = {
                 name: table_contents(self._access, emb_state, store)
@@ -369,6 +406,7 @@ class RowStore:
             StoreFullError: a table is too small; nothing was changed.
             RuntimeError: passes are under way.
         """
+        self._check_one_process("refill")
         self.check_room(saved)
         checks.check_state(emb_state, self.emb.layout_fingerprint)
         with self._lock:
@@ -434,6 +472,13 @@ class RowStore:
             )
         self._settle()
         return store, words
+
+    def _check_one_process(self, what: str) -> None:
+        if is_shared(self.emb.mesh):
+            raise ValueError(
+                f"{what}: the rows of a store that several processes share cannot be saved and "
+                "loaded yet; train in one process, or without checkpoint="
+            )
 
     def _check_free(self, what: str) -> None:
         if self._run is not None and not self._run.is_closed:
