@@ -473,3 +473,14 @@ def saves(mesh, index, count):
         if index == 0:
             (folder / other).unlink()
     return resumed, half, refused, failed, loaded
+
+
+# ---- row stores -------------------------------------------------------------------------------
+
+
+def row_stores(mesh, index, count):
+    """All of `tests.store.shared_jobs`."""
+    from tests.store import shared_jobs
+
+    parts = ("tiers", "policies", "trouble", "fit")
+    return {part: getattr(shared_jobs, part)(mesh, index, count) for part in parts}

@@ -284,17 +284,17 @@ class Trainer:
         check_prefetch(prefetch)
         if steps is not None and (not isinstance(steps, int) or steps < 0):
             raise ValueError(f"fit: steps must be a global step, an int >= 0, got {steps}")
+        if checkpoint is not None and self.emb.stored_tables and is_shared(self.emb.mesh):
+            raise ValueError(
+                "fit: a run whose tables have Dynamic keys or tiers cannot be saved where several "
+                "processes share the mesh; train in one process, or without checkpoint="
+            )
         check_alive(state)
         given_step = None if state is None else int(state.step)
         save_step = step_to_resume(checkpoint, resume, given_step, self.emb.mesh)
         if state is None:
             state = self.init(jax.random.key(seed))
         store = self._its_store()
-        if store is not None and checkpoint is not None and is_shared(self.emb.mesh):
-            raise ValueError(
-                "fit: a run whose tables have Dynamic keys or tiers cannot be saved where several "
-                "processes share the mesh; train in one process, or without checkpoint="
-            )
         if store is not None and any(isinstance(callback, KeepBest) for callback in callbacks):
             raise ValueError(
                 "fit: KeepBest cannot keep a state whose tables have Dynamic keys or tiers: the "
