@@ -29,7 +29,7 @@ ROWS = {"item": 97, "word": 40, "shop": 9}
 def error_of(call):
     try:
         call()
-    except (ValueError, RuntimeError, TypeError) as error:
+    except (ValueError, RuntimeError, TypeError, OSError) as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
 

@@ -24,7 +24,6 @@ from jaxsparse.store.blocks import make_block
 from jaxsparse.store.known_rows import NO_ROW
 from jaxsparse.store.residency import NOWHERE
 from jaxsparse.store.row_format import columns, read_column, to_words, write_column
-from jaxsparse.store.ssd import StoreError
 from jaxsparse.store.swap import block_size, cut_of, draw_initial, put_rows, take_rows, words_of
 from jaxsparse.store.table_store import TableStore
 from jaxsparse.store.translate import numbers_to_draw
@@ -95,7 +94,7 @@ class StoredRows:
         error = None
         try:
             words = self._words_of(state, store, rows)
-        except StoreError as failed:
+        except Exception as failed:
             words, error = np.empty((rows.size, store.host.ram.num_words), np.uint32), failed
         return self._from_all(words, store.owners.process_of(rows), error)
 
@@ -178,7 +177,7 @@ class StoredRows:
             write_column(store.slab, words, "", values)
             store.host.drop(numbers[elsewhere])
             store.host.put(numbers[elsewhere], words[elsewhere], known.hotness, known.index.keys_of)
-        except StoreError as failed:
+        except Exception as failed:
             error = failed
         raise_together(self._emb.mesh, error)
         store.residency.set_made(numbers[~here])
@@ -200,7 +199,7 @@ class StoredRows:
                 weights = read_column(store.slab, self._words_of(state, store, part), "")
                 norms = np.linalg.norm(weights.astype(np.float64), axis=1)
                 is_small[:, 0] = norms < policy.below
-            except StoreError as failed:
+            except Exception as failed:
                 error = failed
             is_small = self._from_all(is_small, store.owners.process_of(part), error)
             small.append(part[is_small[:, 0] > 0])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -124,9 +124,10 @@ def join(told: Sequence[Told | None], own: OwnBatch | None, index: int) -> Joine
 class KeyExchange:
     """The batches of all processes, for a planner that reads no further than was exchanged."""
 
-    def __init__(self, mesh: Mesh, source: Iterator[OwnBatch]) -> None:
-        """Has exchanged nothing yet; ``source`` gives this process's batches."""
+    def __init__(self, mesh: Mesh, source: Iterable[OwnBatch]) -> None:
+        """Has exchanged nothing yet; ``source`` gives this process's batches, once."""
         self._mesh, self._source = mesh, source
+        self._batches: Iterator[OwnBatch] | None = None
         self._ready: deque[JoinedBatch | Exception] = deque()
         self._is_last = False
 
@@ -182,7 +183,9 @@ class KeyExchange:
         if self._is_last:
             return own, None
         try:
-            for one in itertools.islice(self._source, count):
+            if self._batches is None:
+                self._batches = iter(self._source)
+            for one in itertools.islice(self._batches, count):
                 own.append(one)
         except Exception as error:
             return own, error

@@ -34,7 +34,6 @@ from jaxsparse.store.planner import MAX_BATCHES, Planner
 from jaxsparse.store.reading_planner import ReadingPlanner
 from jaxsparse.store.refill import check_room, refill
 from jaxsparse.store.saved_table import SavedTable
-from jaxsparse.store.ssd import StoreError
 from jaxsparse.store.table_store import TableStore
 from jaxsparse.store.together import Together
 from jaxsparse.store.training_planner import TrainingPlanner, give_up_keys, give_up_rows
@@ -168,7 +167,7 @@ class RowStore:
         batches: Iterator[Asked]
         if is_shared(self.emb.mesh):
             shared = Prefetcher(dataset, partial(self._own_batch, clock), depth=depth)
-            batches = exchange = KeyExchange(self.emb.mesh, iter(shared))
+            batches = exchange = KeyExchange(self.emb.mesh, shared)
             together = Together(exchange, lockstep)
             source: Prefetcher[Any] = shared
             pack: Pack = self._prepare
@@ -354,7 +353,7 @@ class RowStore:
             try:
                 for store in self._tables.values():
                     store.host.flush()
-            except StoreError as failed:
+            except Exception as failed:
                 error = failed
             raise_together(self.emb.mesh, error)
 

@@ -17,9 +17,9 @@ import optax
 from flax import nnx
 
 import jaxsparse as js
-from jaxsparse.data import BatchShare
 from jaxsparse.processes import gather, local_block
-from tests.scenarios import error_of, on_mesh
+from jaxsparse.store.ssd import StoreError
+from tests.scenarios import error_of, linear, on_mesh, share
 from tests.store import test_row_store
 from tests.store.stores import Stored, batch_of, dynamic, look, train
 
@@ -53,7 +53,7 @@ class SharedStore(Stored):
         return results
 
     def share(self, batches):
-        return BatchShare([batch_of(batch) for batch in batches], self.index, self.count)
+        return share([batch_of(batch) for batch in batches], self.index, self.count)
 
     def _mine(self, acts, packed):
         return {name: local_block(act)[: packed.num_samples] for name, act in acts.items()}
@@ -181,7 +181,7 @@ def contents(stored):
     return told
 
 
-def counting(mesh, capacity=64, **keys):
+def counting(capacity=64, **keys):
     """A table whose rows count: one occurrence moves a row by -1."""
     return dynamic("t", capacity, 1, initializer=js.constant(0.0), **keys)
 
@@ -189,7 +189,7 @@ def counting(mesh, capacity=64, **keys):
 def trouble(mesh, index, count):
     """What one process has or meets, and the other has not."""
     told = {}
-    features = [js.FeatureSpec("f", counting(mesh))]
+    features = [js.FeatureSpec("f", counting())]
 
     def batch(*keys):
         return batch_of({"f": np.array(keys, np.int64)})
@@ -222,14 +222,14 @@ def trouble(mesh, index, count):
         told["after errors"] = stored.read([1, 3])[:, 0].tolist()
         told["contents"] = error_of(lambda: stored.store.contents(stored.state))
         told["refill"] = error_of(lambda: stored.store.refill(stored.state, {}, None))
-    table = counting(mesh, tiers=js.Tiers(device_rows=8))
+    table = counting(tiers=js.Tiers(device_rows=8))
     with Uneven([js.FeatureSpec("f", table)], mesh, index, count) as stored:
         host = stored.store._tables["t"].host
         start = host.start
 
         def fails(rows, *others):
             if index == 1:
-                raise js.StoreError("the disk is gone")
+                raise StoreError("the disk is gone")
             return start(rows, *others)
 
         batches = [batch(k, k + 1) for k in (0, 4, 8, 12)]
@@ -240,48 +240,60 @@ def trouble(mesh, index, count):
         host.start = start
         told["after disk"] = stored.read(range(16))[:, 0].tolist()
     with common_folder(mesh, index) as folder:
-        table = counting(mesh, tiers=js.Tiers(device_rows=8, ssd=[folder]))
+        table = counting(tiers=js.Tiers(device_rows=8, ssd=[folder]))
         if index == 1:
             (folder / "process-1").write_text("in the way")
         told["folder"] = error_of(lambda: SharedStore([js.FeatureSpec("f", table)], mesh, 0, 1))
     return told
 
 
-class Tower(nnx.Module):
-    """A linear model over a stored and a plain table and the dense columns."""
+class Sum(nnx.Module):
+    """The sum of all activations: gradients are the loss's, and exact in any order."""
 
     def __init__(self):
-        self.out = nnx.Linear(12, 1, rngs=nnx.Rngs(0))
+        self.zero = nnx.Param(jax.numpy.zeros(()))
 
     def __call__(self, acts, dense, train):
-        return self.out(jax.numpy.concatenate([acts["user"], acts["seen"], dense], axis=1))[:, 0]
+        return acts["user"].sum(axis=1) + acts["seen"].sum(axis=1)
 
 
 def make_trainer(mesh):
-    user = dynamic("user", 400, 4, js.Adagrad(0.1), js.Tiers(device_rows=160))
-    item = js.TableSpec("item", vocabulary_size=50, embedding_dim=4)
-    features = [js.FeatureSpec("user", user), js.FeatureSpec("seen", item, combiner="mean")]
+    zeros = js.constant(0.0)
+    user = dynamic("user", 400, 2, js.SGD(0.5), js.Tiers(device_rows=160), initializer=zeros)
+    item = js.TableSpec(
+        "item", vocabulary_size=50, embedding_dim=2, optimizer=js.SGD(0.5), initializer=zeros
+    )
+    features = [js.FeatureSpec("user", user), js.FeatureSpec("seen", item)]
     emb = js.EmbeddingCollection(features, mesh=mesh)
-    return js.Trainer(Tower(), emb, optimizer=optax.adam(1e-2))
+    return js.Trainer(Sum(), emb, optimizer=optax.sgd(0.0), loss=linear)
+
+
+def fit_batches(num_batches, seed):
+    rng = np.random.default_rng(seed)
+    return [
+        js.Batch(
+            {"user": rng.integers(0, 300, 32), "seen": rng.integers(0, 50, (32, 2))},
+            labels=rng.integers(0, 2, 32).astype(np.float32),
+        )
+        for _ in range(num_batches)
+    ]
 
 
 def fit(mesh, index, count):
-    """Training with evaluations, from data whose last batches one process alone has."""
-    from tests.scenarios import click_batches, share
-
+    """Training with evaluations, and what ends it."""
     told = {}
     trainer = make_trainer(mesh)
-    data = share(click_batches(20, 32), index, count)
-    judged = share(click_batches(3, 50, seed=9), index, count)
+    data = share(fit_batches(12, 0), index, count)
+    judged = share(fit_batches(2, 9), index, count)
     result = trainer.fit(
-        data, epochs=2, eval_dataset=judged, eval_every=15, log_every=1, progress=False
+        data, epochs=2, eval_dataset=judged, eval_every=10, log_every=1, progress=False
     )
     rows = [row for row in result.history if row["kind"] == "train"]
-    told["loss"] = [row["loss"] for row in rows]
-    told["auc"] = [row["auc"] for row in rows]
-    told["new keys"] = [row.get("new_keys") for row in rows]
+    told["history"] = [[row[name] for name in ("step", "loss", "auc")] for row in rows]
     told["evals"] = [
-        {k: row[k] for k in ("loss", "auc")} for row in result.history if row["kind"] == "eval"
+        [row[name] for name in ("step", "loss", "auc")]
+        for row in result.history
+        if row["kind"] == "eval"
     ]
     told["eval"] = trainer.evaluate(result.state, judged)
     told["predictions"] = trainer.predict(result.state, judged)
@@ -289,12 +301,19 @@ def fit(mesh, index, count):
     told["keys"], told["rows"] = keys, trainer.store.read(result.state.embeddings, "user", keys)
     state, outcome = trainer.step(result.state, data[0])
     told["step"] = float(outcome["loss"])
-    uneven = data[:5] if index == 0 else data[5:7]
-    told["samples"] = trainer.evaluate(state, judged[:2] if index == 0 else judged[:1])[
-        "num_samples"
-    ]
-    result = trainer.fit(uneven, epochs=1, state=state, log_every=1, progress=False)
-    told["steps"] = int(result.state.step)
+    if count > 1:
+        told |= ends(trainer, state, data, judged, index)
+    trainer.store.close()
+    return told
+
+
+def ends(trainer, state, data, judged, index):
+    """Uneven data, a request to stop, bad samples, a save."""
+    told = {"samples": trainer.evaluate(state, judged[: 2 - index])["num_samples"]}
+    first = int(state.step)
+    result = trainer.fit(data[: 5 - 3 * index], epochs=1, state=state, progress=False)
+    before = int(result.state.step)
+    told["steps"] = before - first
 
     class Asks(list):
         def __iter__(self):
@@ -303,20 +322,15 @@ def fit(mesh, index, count):
                     trainer.request_stop()
                 yield batch
 
-    if count > 1:
-        asked = trainer.fit(Asks(data), epochs=50, batches_per_pass=1, progress=False)
-        told["stopped"] = int(asked.state.step)
-        bad = (
-            data[0]
-            if index
-            else js.Batch(data[0].features, data[0].dense, np.full(16, np.nan), data[0].weights)
-        )
-        told["bad"] = error_of(lambda: trainer.step(asked.state, bad))
-        judge = [bad]
-        told["bad eval"] = error_of(lambda: trainer.evaluate(asked.state, judge))
-        manager = js.CheckpointManager(tempfile.gettempdir() + "/never", every=3)
-        told["saved"] = error_of(
-            lambda: trainer.fit(data, steps=3, checkpoint=manager, progress=False)
-        )
-    trainer.store.close()
+    asked = trainer.fit(
+        Asks(data), epochs=50, state=result.state, batches_per_pass=1, progress=False
+    )
+    told["stopped"] = int(asked.state.step) - before
+    state, bad = asked.state, data[0]
+    if index == 0:
+        bad = js.Batch(bad.features, labels=np.full(bad.num_samples, np.nan))
+    told["bad step"] = error_of(lambda: trainer.step(state, bad))
+    told["bad eval"] = error_of(lambda: trainer.evaluate(state, [bad]))
+    manager = js.CheckpointManager(pathlib.Path(tempfile.gettempdir()) / "never", every=3)
+    told["saved"] = error_of(lambda: trainer.fit(data, steps=3, checkpoint=manager, progress=False))
     return told
