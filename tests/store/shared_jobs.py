@@ -83,13 +83,17 @@ def common_folder(mesh, index):
             shutil.rmtree(folder)
 
 
+STEPS = {"device": 200, "ram": 60, "ssd": 200}
+"""By set-up. Where only memory is behind the devices few are enough: with disks it is there too."""
+
+
 def tiers(mesh, index, count):
-    """200 steps on all three set-ups."""
+    """Steps on all three set-ups."""
     told = {}
     with common_folder(mesh, index) as folder:
         for setup in test_row_store.SETUPS:
             features = test_row_store.features_of(setup, folder)
-            batches, grads = test_row_store.log()
+            batches, grads = (part[: STEPS[setup]] for part in test_row_store.log())
             with SharedStore(features, mesh, index, count) as stored:
                 initial = stored.read(test_row_store.all_keys())
                 acts, facts = stored.train(batches, grads)
@@ -105,7 +109,7 @@ def tiers(mesh, index, count):
                     "moved": sum(f["host_to_device_bytes"] for f in facts),
                     "census": stored.store.census("t"),
                     "folders": sorted(
-                        str(path.relative_to(folder)) for path in folder.glob("a/*/*")
+                        str(path.relative_to(folder)) for path in folder.glob("a/*/t")
                     ),
                 }
     return told
@@ -234,6 +238,8 @@ def trouble(mesh, index, count):
 
         batches = [batch(k, k + 1) for k in (0, 4, 8, 12)]
         stored.train(batches)
+        # All of process 1, which has four places.
+        told["places"] = error_of(lambda: stored.train([batch(41, 42, 43, 48, 49)]))
         host.start = fails
         told["disk"] = error_of(lambda: stored.train(batches))
         told["read"] = error_of(lambda: stored.read(range(16)))
