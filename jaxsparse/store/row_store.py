@@ -49,6 +49,14 @@ class RowStore:
     the tables' keys and where each row is. It goes with one `EmbeddingState`, handed from call to
     call as everywhere; a state that was passed to `enter` or `write` is donated.
 
+    On a mesh that several processes share, each has a store, and all call the same methods in the
+    same order, from the thread that trains. `passes` takes a process's own samples; one that has
+    fewer batches goes on with empty ones. `read`, `read_slots`, `read_words`, `write`, `keys` and
+    `evict` take the same arguments everywhere and answer for the whole table; all that touch rows
+    are collectives, and what keeps one process from going on is raised by all. `stats` counts keys
+    and occurrences of the whole job, rows by tier and bytes of this process; `census` and
+    `bytes_moved` tell of the rows that this process has. `contents` and `refill` refuse.
+
     >>> import jax, jaxsparse as js
     >>> user = js.TableSpec("user", embedding_dim=4, keys=js.Dynamic(1000))
     >>> emb = js.EmbeddingCollection([js.FeatureSpec("who", user)], mesh=js.make_mesh())
@@ -85,6 +93,7 @@ class RowStore:
         Raises:
             ValueError: the collection has no table for a store, or the state is not its.
             StoreError: a folder of a table's ``Tiers(ssd=)`` cannot be used.
+            RuntimeError: it cannot in another process.
         """
         if not emb.stored_tables:
             raise ValueError(
@@ -131,7 +140,7 @@ class RowStore:
         order, and results do not depend on the grouping.
 
         Args:
-            dataset: yields `Batch`; iterated once, on a thread.
+            dataset: yields `Batch`, of this process's samples; iterated once, on a thread.
             train: False for evaluation and prediction: no key gets a row, nothing is counted, and
                 a key without a row reads its initial (or the default) row.
             batches_per_pass: None lets a pass have up to 16, as long as its rows fill at most
@@ -140,7 +149,8 @@ class RowStore:
 
         Raises:
             StoreFullError: before the pass is entered: one batch needs more rows than a table has,
-                in all or on the devices; the table, need and have are named.
+                in all or on the devices (in several processes: those of the process that owns the
+                rows); the table, need and have are named.
             ValueError, TypeError: a batch is invalid.
             RuntimeError: passes are under way.
         """
@@ -234,7 +244,7 @@ class RowStore:
 
         Raises:
             StoreError: a disk could not be read or written; nothing was changed.
-            RuntimeError: ``p`` is another pass.
+            RuntimeError: ``p`` is another pass, or another process could not go on.
         """
         self._check_open()
         checks.check_state(emb_state, self.emb.layout_fingerprint)
@@ -375,6 +385,7 @@ class RowStore:
         Reads no row yet, and changes nothing; valid inside one `still`.
 
         Raises:
+            ValueError: several processes share the mesh.
             RuntimeError: as `still`.
         """
         checks.check_state(emb_state, self.emb.layout_fingerprint)
@@ -403,6 +414,7 @@ class RowStore:
 
         Raises:
             StoreFullError: a table is too small; nothing was changed.
+            ValueError: several processes share the mesh.
             RuntimeError: passes are under way.
         """
         self._check_one_process("refill")
@@ -418,7 +430,7 @@ class RowStore:
         return emb_state
 
     def census(self, table: str) -> Census:
-        """Which rows of a table are hot, and in which tier each lies."""
+        """Which rows of a table are hot, and in which tier each lies; of this process's rows."""
         with self._lock:
             store = self._table(table)
             self._settle()

@@ -257,7 +257,8 @@ class Trainer:
 
         In several processes a collective: each passes its share of the data and the same other
         arguments. A process whose share is shorter goes on with empty batches until an epoch has
-        ended for all; an error or a callback that stops one of them stops all.
+        ended for all; an error or a callback that stops one of them stops all. Tables that need a
+        store cannot be saved there yet: ``checkpoint`` is refused.
 
         Raises:
             ValueError: neither or both of ``steps`` and ``epochs``, a count below 1, an empty
