@@ -26,7 +26,7 @@ from jaxsparse.state import EmbeddingState
 from jaxsparse.store.blocks import codes_of
 from jaxsparse.store.row_store import RowStore
 from jaxsparse.store.swap import MIN_BLOCK, block_size, cut_of
-from jaxsparse.store.translate import KeyedBatch, keyed_batch, prepared_batch
+from jaxsparse.store.translate import KeyedBatch, keyed_batch, prepared_batch, prepared_empty
 
 Keys = npt.NDArray[np.uint64]
 
@@ -123,7 +123,7 @@ class RowReader:
                 self._emb, features=[self._feature(spec) for spec in self._emb.features]
             )
             ladder = self._lockstep.ladder
-            self._lockstep = Lockstep(self._small, ladder, partial(_without_keys, self._small))
+            self._lockstep = Lockstep(self._small, ladder, partial(prepared_empty, self._small))
         return self._small
 
     def _feature(self, spec: FeatureSpec) -> FeatureSpec:
@@ -185,12 +185,6 @@ def _its_codes(
         name: _codes(emb, name)[np.searchsorted(part, keyed.keys[name])]
         for name, part in keys.items()
     }
-
-
-def _without_keys(emb: EmbeddingCollection, batch: Batch) -> PreparedBatch:
-    """An empty batch made ready."""
-    keyed = keyed_batch(emb, None, batch)
-    return prepared_batch(emb, keyed, {n: k.view(np.int64) for n, k in keyed.keys.items()})
 
 
 def _codes(emb: EmbeddingCollection, table: str) -> npt.NDArray[np.int64]:

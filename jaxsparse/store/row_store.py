@@ -7,7 +7,6 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,28 +15,23 @@ import numpy.typing as npt
 from jaxsparse import checks
 from jaxsparse.agreement import raise_together
 from jaxsparse.data.batch import Batch
-from jaxsparse.data.prefetch import Prefetcher
 from jaxsparse.embedding import EmbeddingCollection
-from jaxsparse.ladder import Ladder
-from jaxsparse.lockstep import Lockstep
-from jaxsparse.packed_batch import PreparedBatch, ship_batch
 from jaxsparse.processes import is_shared
 from jaxsparse.specs import is_positive_int
 from jaxsparse.state import EmbeddingState
 from jaxsparse.store.access import StoredRows
+from jaxsparse.store.batch_stream import BatchStreams
 from jaxsparse.store.census import Census
 from jaxsparse.store.contents import StoreContents, census_of, table_contents
-from jaxsparse.store.key_exchange import JoinedBatch, KeyExchange, OwnBatch, own_batch
 from jaxsparse.store.mover import Mover
-from jaxsparse.store.passes import Pack, Pass, PassRun, Ready
+from jaxsparse.store.passes import Pass, PassRun
 from jaxsparse.store.planner import MAX_BATCHES, Planner
 from jaxsparse.store.reading_planner import ReadingPlanner
 from jaxsparse.store.refill import check_room, refill
 from jaxsparse.store.saved_table import SavedTable
 from jaxsparse.store.table_store import TableStore
-from jaxsparse.store.together import Together
 from jaxsparse.store.training_planner import TrainingPlanner, give_up_keys, give_up_rows
-from jaxsparse.store.translate import Asked, KeyedBatch, key_words, keyed_batch, prepared_batch
+from jaxsparse.store.translate import key_words
 
 Array = npt.NDArray[Any]
 
@@ -116,9 +110,7 @@ class RowStore:
         self._mover = Mover(emb, self._tables)
         self._access = StoredRows(emb, np.array(emb_state.init_words))
         self._worker = ThreadPoolExecutor(1, "jaxsparse-rows")
-        self._locksteps = {
-            train: Lockstep(emb, Ladder(), self._without_codes) for train in (True, False)
-        }
+        self._streams = {train: BatchStreams(emb) for train in (True, False)}
         self._run: PassRun | None = None
         self._step = 0
         self._is_closed = False
@@ -172,27 +164,17 @@ class RowStore:
         self, dataset: Iterable[Batch], train: bool, most: int | None, time: Any
     ) -> Iterator[Pass]:
         depth = 2 * (most or MAX_BATCHES)
-        clock = time if train else None
-        lockstep, together = self._locksteps[train], None
-        batches: Iterator[Asked]
-        if is_shared(self.emb.mesh):
-            shared = Prefetcher(dataset, partial(self._own_batch, clock), depth=depth)
-            batches = exchange = KeyExchange(self.emb.mesh, shared)
-            together = Together(exchange, lockstep)
-            source: Prefetcher[Any] = shared
-            pack: Pack = self._prepare
-        else:
-            source = Prefetcher(dataset, partial(keyed_batch, self.emb, clock), depth=depth)
-            batches = iter(source)
-            pack = partial(self._pack, lockstep.ladder)
+        stream = self._streams[train].start(dataset, time if train else None, depth)
         planner: Planner
         if train:
-            planner = TrainingPlanner(self.emb, self._tables, batches, most, self._step)
+            planner = TrainingPlanner(self.emb, self._tables, stream.asked, most, self._step)
         else:
-            planner = ReadingPlanner(self.emb, self._tables, batches, most)
+            planner = ReadingPlanner(self.emb, self._tables, stream.asked, most)
         with self._lock:
             self._check_free("passes")
-            run = PassRun(planner, self._mover, source, pack, self._worker, together)
+            run = PassRun(
+                planner, self._mover, stream.source, stream.pack, self._worker, stream.together
+            )
             self._run = run
         try:
             yield from run.passes()
@@ -214,23 +196,6 @@ class RowStore:
         run = self._run
         if run is not None:
             run.end()
-
-    def _own_batch(self, clock: Any, batch: Batch) -> OwnBatch:
-        return own_batch(keyed_batch(self.emb, clock, batch))
-
-    def _pack(self, ladder: Ladder, keyed: KeyedBatch, codes: dict[str, Array]) -> Ready:
-        prepared = prepared_batch(self.emb, keyed, codes)
-        return keyed.batch, ship_batch(self.emb, prepared, prepared.ids.needs(), ladder)
-
-    def _prepare(self, joined: JoinedBatch, codes: dict[str, Array]) -> Ready:
-        if joined.own is None:
-            return None
-        return prepared_batch(self.emb, joined.own.keyed, joined.own_codes(codes))
-
-    def _without_codes(self, batch: Batch) -> PreparedBatch:
-        """An empty batch: of a process that has none left."""
-        keyed = keyed_batch(self.emb, None, batch)
-        return prepared_batch(self.emb, keyed, {n: k.view(np.int64) for n, k in keyed.keys.items()})
 
     def enter(self, emb_state: EmbeddingState, p: Pass) -> EmbeddingState:
         """Brings the rows of a pass to the devices; call it from the thread that trains.

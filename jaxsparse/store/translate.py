@@ -149,6 +149,12 @@ def prepared_batch(
     return PreparedBatch(keyed.batch, emb.prepare_addressed(keyed.batch.features, ids))
 
 
+def prepared_empty(emb: EmbeddingCollection, batch: Batch) -> PreparedBatch:
+    """A batch without samples made ready: there is no key to find a code for."""
+    keyed = keyed_batch(emb, None, batch)
+    return prepared_batch(emb, keyed, {n: k.view(np.int64) for n, k in keyed.keys.items()})
+
+
 def _finder(spec: FeatureSpec) -> Callable[[Any], Any]:
     def find(keys: npt.NDArray[Any]) -> Any:
         words, taken = key_words(spec.table, keys)
