@@ -105,7 +105,7 @@ def join(told: Sequence[Told | None], own: OwnBatch | None, index: int) -> Joine
     """One batch of all processes.
 
     Args:
-        told: by process; None where it has no batch. At least one has one.
+        told: by process; None where it has no batch. At least one has samples.
         own: of this process.
         index: of this process among them.
     """
@@ -118,7 +118,8 @@ def join(told: Sequence[Told | None], own: OwnBatch | None, index: int) -> Joine
         before = sum(one.tables[name].keys.size for one in told[:index] if one is not None)
         size = 0 if own is None else own.tables[name].keys.size
         parts[name] = slice(before, before + size)
-    return JoinedBatch(keys, times_seen, max(one.time for one in batches), own, parts)
+    time = max(one.time for one in batches if one.num_samples)
+    return JoinedBatch(keys, times_seen, time, own, parts)
 
 
 class KeyExchange:

@@ -51,7 +51,8 @@ class Pass:
         ``ssd_wait_s``, the parts of ``row_wait_s`` spent on rows that left the devices and on the
         host's tiers; ``ram_read_bytes`` and so on by tier and direction; ``garbage``, the share of
         the rows on disks that is released; and ``tables``, by table its size, rows by tier before
-        the pass, and what happened since the pass before, as `RowStore.stats` counts it."""
+        the pass, and what happened since the pass before, as `RowStore.stats` counts it. Of several
+        processes, waits, bytes by tier, rows by tier and garbage are those of this one."""
         return self._plan.facts
 
     def leaving(self, table: str) -> Rows:

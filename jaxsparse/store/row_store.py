@@ -137,7 +137,8 @@ class RowStore:
                 a key without a row reads its initial (or the default) row.
             batches_per_pass: None lets a pass have up to 16, as long as its rows fill at most
                 half of each table's places on the devices. Passes are cut where rows do not fit.
-            time: the time of a batch's data in seconds, for ``TTL(seconds=)``.
+            time: the time of a batch's data in seconds, for ``TTL(seconds=)``; that of the
+                processes' batches of one step is the latest of theirs.
 
         Raises:
             StoreFullError: before the pass is entered: one batch needs more rows than a table has,

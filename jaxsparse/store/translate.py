@@ -138,7 +138,9 @@ def keyed_batch(
     keys = {
         name: part[0] if len(part) == 1 else np.concatenate(part) for name, part in parts.items()
     }
-    return KeyedBatch(batch, ids, keys, 0.0 if clock is None else float(clock(batch)))
+    # Of no samples a clock need not know the time.
+    time = float(clock(batch)) if clock is not None and num_samples else 0.0
+    return KeyedBatch(batch, ids, keys, time)
 
 
 def prepared_batch(
