@@ -102,6 +102,21 @@ def failed_elsewhere(process: int) -> RuntimeError:
     )
 
 
+def raise_together(mesh: Mesh, error: BaseException | None) -> None:
+    """Raises where any process has an error; a collective, nothing on a mesh of one process.
+
+    Raises:
+        Exception: ``error``, or where another process has one a RuntimeError.
+    """
+    if not is_shared(mesh):
+        if error is not None:
+            raise error
+        return
+    failed = maximum(mesh, [0 if error is None else 1 + jax.process_index()])[0]
+    if failed:
+        raise error or failed_elsewhere(failed - 1)
+
+
 def fingerprint(form: object) -> int:
     """31 bits of a form's text, never 0: forms that differ are told apart, not proven equal."""
     return (crc32(repr(form).encode()) >> 1) or 1

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import PartitionSpec
 
+from jaxsparse.agreement import agree
 from jaxsparse.data.batch import Batch
 from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.ladder import Ladder, SlabNeed
@@ -83,6 +84,19 @@ def ship_batch(
     specs = jax.tree.map(lambda _: PartitionSpec(emb.axes), columns)
     dense, labels, weights = put_blocks(columns, emb.mesh, specs)
     return PackedBatch(ids, dense, labels, weights)
+
+
+def pack_batch(
+    emb: EmbeddingCollection, batch: Batch | PreparedBatch, ladder: Ladder | None
+) -> PackedBatch:
+    """Packs ids and ships all columns, padded to a multiple of the mesh.
+
+    In several processes a collective, and columns must have one form everywhere: a `Lockstep`
+    checks that.
+    """
+    raw = batch.batch if isinstance(batch, PreparedBatch) else batch
+    ids, needs = agree(emb.mesh, len(emb.layout.slabs), lambda: prepare_batch(emb, batch).ids)
+    return ship_batch(emb, PreparedBatch(raw, ids), needs, ladder)
 
 
 def _pad(values: npt.NDArray[Any], size: int) -> npt.NDArray[np.float32]:

@@ -24,11 +24,12 @@ class Tiers:
     several batches is cut to fit."""
 
     host_rows: int | None = None
-    """Rows in the host's memory; None is no limit. Needs ``ssd`` where it is set: rows that fit
-    neither on the devices nor here go there."""
+    """Rows in the memory of the hosts together; None is no limit. Needs ``ssd`` where it is set:
+    rows that fit neither on the devices nor here go there."""
 
     ssd: Sequence[str | os.PathLike[str]] = ()
-    """Folders on disks, over which rows are spread; empty for none."""
+    """Folders on disks, over which rows are spread; empty for none. Where several processes share
+    the table, each has a folder of its own in them, such as ``process-0``."""
 
     def __post_init__(self) -> None:
         """Validates and normalises the fields."""

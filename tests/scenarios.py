@@ -29,7 +29,7 @@ ROWS = {"item": 97, "word": 40, "shop": 9}
 def error_of(call):
     try:
         call()
-    except (ValueError, RuntimeError, TypeError) as error:
+    except (ValueError, RuntimeError, TypeError, OSError) as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
 
@@ -473,3 +473,14 @@ def saves(mesh, index, count):
         if index == 0:
             (folder / other).unlink()
     return resumed, half, refused, failed, loaded
+
+
+# ---- row stores -------------------------------------------------------------------------------
+
+
+def row_stores(mesh, index, count):
+    """All of `tests.store.shared_jobs`."""
+    from tests.store import shared_jobs
+
+    parts = ("tiers", "policies", "trouble", "fit")
+    return {part: getattr(shared_jobs, part)(mesh, index, count) for part in parts}

@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Single rows of a store, read and written by key wherever they are."""
+"""Single rows of a store, read and written by key wherever they are.
+
+On a mesh that several processes share all of it is collective, with equal arguments everywhere.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
+import jax
 import numpy as np
 import numpy.typing as npt
+from jax.sharding import PartitionSpec
 
+from jaxsparse.agreement import failed_elsewhere, raise_together
 from jaxsparse.checks import float32_rows
 from jaxsparse.dynamic import L2Norm
 from jaxsparse.embedding import EmbeddingCollection
-from jaxsparse.processes import local_block, put_blocks
+from jaxsparse.processes import gather, local_block, put_blocks
 from jaxsparse.state import EmbeddingState
 from jaxsparse.store.blocks import make_block
 from jaxsparse.store.known_rows import NO_ROW
@@ -57,17 +63,19 @@ class StoredRows:
         has_row = rows != NO_ROW
         has_row[has_row] = store.residency.is_made(rows[has_row])
         words = np.empty((keys.size, store.host.ram.num_words), np.uint32)
-        words[has_row] = self._words_of(state, store, rows[has_row])
+        words[has_row] = self._all_words_of(state, store, rows[has_row])
         unknown = np.flatnonzero(~has_row)
         if unknown.size and store.default_code is not None:
-            code = np.full(unknown.size, store.default_code)
-            words[unknown] = self._take(state, store, code)
+            words[unknown] = self.read_default(state, store)
         elif unknown.size:
             words[unknown] = self._initial(store, keys[unknown])
         return words
 
     def read_rows(self, state: EmbeddingState, store: TableStore, rows: Rows) -> Words:
-        """Words ``[n, W]`` of rows that have keys; those without values yet as new."""
+        """Words ``[n, W]`` of rows that have keys; those without values yet as new.
+
+        Of those that other processes have, they are undefined.
+        """
         is_made = store.residency.is_made(rows)
         if is_made.all():
             return self._words_of(state, store, rows)
@@ -78,14 +86,47 @@ class StoredRows:
 
     def read_default(self, state: EmbeddingState, store: TableStore) -> Words:
         """Words ``[1, W]`` of the default row, which the table has."""
-        return self._take(state, store, np.array([store.default_code]))
+        code = np.array([store.default_code])
+        return self._from_all(self._take(state, store, code), store.process_of(code))
+
+    def _all_words_of(self, state: EmbeddingState, store: TableStore, rows: Rows) -> Words:
+        """As `_words_of`, those that other processes have among them."""
+        error = None
+        try:
+            words = self._words_of(state, store, rows)
+        except Exception as failed:
+            words, error = np.empty((rows.size, store.host.ram.num_words), np.uint32), failed
+        return self._from_all(words, store.owners.process_of(rows), error)
+
+    def _from_all(
+        self, words: Words, process: Rows | None, error: Exception | None = None
+    ) -> Words:
+        """Words ``[n, W]`` of which each process has some.
+
+        Args:
+            words: in place of the other processes' are any.
+            process: ``[n]`` who has them; None where every one has all.
+            error: what has kept this process from its own.
+        """
+        if process is None:
+            raise_together(self._emb.mesh, error)
+            return words
+        me = jax.process_index()
+        told = gather(self._emb.mesh, (me, None if error else words[process == me]))
+        for other, part in told:
+            if part is None:
+                raise error or failed_elsewhere(other)
+            words[process == other] = part
+        return words
 
     def _words_of(self, state: EmbeddingState, store: TableStore, rows: Rows) -> Words:
-        """Words of rows that have values, in any order, repeats allowed."""
+        """Words of rows that have values, in any order, repeats allowed; of those that other
+        processes have, they are undefined."""
         words = np.empty((rows.size, store.host.ram.num_words), np.uint32)
         places = store.residency.places(rows)
         here = places != NOWHERE
         words[here] = self._take(state, store, store.code_at[places[here]])
+        here |= ~store.owners.has(rows)
         words[~here] = store.host.read(rows[~here])
         return words
 
@@ -94,11 +135,12 @@ class StoredRows:
         words = np.empty((codes.size, store.host.ram.num_words), np.uint32)
         for start in range(0, codes.size, ROWS_AT_A_TIME):
             part = slice(start, start + ROWS_AT_A_TIME)
-            block = make_block(store.slab, emb.num_shards, [codes[part]])
+            block = make_block(emb, index, [codes[part]])
             rows = put_blocks(block.rows, emb.mesh, cut_of(emb, index))
             taken = take_rows(emb, index, state.slabs[index], state.slots[index], rows)
             arrays = {name: local_block(array) for name, array in taken.items()}
-            words[part] = to_words(store.slab, arrays, block.places)
+            own = block.own(0, np.arange(start, start + codes[part].size))
+            words[own] = to_words(store.slab, arrays, block.places[0])
         return words
 
     def _initial(self, store: TableStore, keys: Keys) -> Words:
@@ -125,14 +167,21 @@ class StoredRows:
             raise ValueError(f"write {name!r}: keys must be distinct; write each row once")
         known = store.known
         numbers = known.add_keys(keys, step)
-        words = self.read_rows(state, store, numbers)
-        write_column(store.slab, words, "", values)
+        store.owners.note(numbers, keys)
         places = store.residency.places(numbers)
         here = places != NOWHERE
-        elsewhere = numbers[~here]
-        store.host.drop(elsewhere)
-        store.host.put(elsewhere, words[~here], known.worth(elsewhere), known.index.keys_of)
-        store.residency.set_made(elsewhere)
+        elsewhere = ~here & store.owners.has(numbers)
+        error = None
+        try:
+            words = self.read_rows(state, store, numbers)
+            write_column(store.slab, words, "", values)
+            store.host.drop(numbers[elsewhere])
+            worth = known.worth(numbers[elsewhere])
+            store.host.put(numbers[elsewhere], words[elsewhere], worth, known.index.keys_of)
+        except Exception as failed:
+            error = failed
+        raise_together(self._emb.mesh, error)
+        store.residency.set_made(numbers[~here])
         codes = store.code_at[places[here]]
         return scatter(self._emb, state, store.slab_index, codes, words[here])
 
@@ -146,9 +195,15 @@ class StoredRows:
         small = []
         for start in range(0, rows.size, ROWS_AT_A_TIME):
             part = rows[start : start + ROWS_AT_A_TIME]
-            weights = read_column(store.slab, self._words_of(state, store, part), "")
-            norms = np.linalg.norm(weights.astype(np.float64), axis=1)
-            small.append(part[norms < policy.below])
+            error, is_small = None, np.zeros((part.size, 1), np.uint32)
+            try:
+                weights = read_column(store.slab, self._words_of(state, store, part), "")
+                norms = np.linalg.norm(weights.astype(np.float64), axis=1)
+                is_small[:, 0] = norms < policy.below
+            except Exception as failed:
+                error = failed
+            is_small = self._from_all(is_small, store.owners.process_of(part), error)
+            small.append(part[is_small[:, 0] > 0])
         return np.concatenate([rows[:0], *small])
 
 
@@ -166,7 +221,9 @@ def initial_rows(
         padding = (0, block_size(count) - count)
         of_table = np.full(count, number, np.int32)
         arrays = [np.pad(array, padding) for array in (low[part], high[part], of_table)]
-        values[part] = np.asarray(draw_initial(emb, index, init_words, *arrays))[:count]
+        whole = [PartitionSpec()] * 4
+        drawn = draw_initial(emb, index, *put_blocks([init_words, *arrays], emb.mesh, whole))
+        values[part] = np.asarray(drawn)[:count]
     return values
 
 
@@ -186,9 +243,9 @@ def scatter(
     cut = cut_of(emb, index)
     for start in range(0, codes.size, ROWS_AT_A_TIME):
         part = slice(start, start + ROWS_AT_A_TIME)
-        block = make_block(emb.layout.slabs[index], emb.num_shards, [codes[part]])
+        block = make_block(emb, index, [codes[part]])
         spread = np.zeros((block.rows.size, words.shape[1]), np.uint32)
-        spread[block.places] = words[part]
+        spread[block.places[0]] = block.own(0, words[part])
         arrays = put_blocks((block.rows, spread), emb.mesh, (cut, cut))
         slab, slots = put_rows(emb, index, slab, slots, *arrays)
     slabs = (*state.slabs[:index], slab, *state.slabs[index + 1 :])

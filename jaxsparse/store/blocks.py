@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxsparse.embedding import EmbeddingCollection
-from jaxsparse.layout import SlabLayout
 from jaxsparse.ops.packing.native import aligned_empty
+from jaxsparse.processes import is_shared, local_devices
 from jaxsparse.store.swap import block_size, words_of
 
 Int64s = npt.NDArray[np.int64]
@@ -21,19 +20,26 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """n rows of one slab, by device."""
+    """Rows of one slab, by device; of the devices of other processes only how much room they take.
+
+    N are the devices of this process, n the rows that these have.
+    """
 
     rows: npt.NDArray[np.int32]
     """``[N * K]`` local rows, padded with R."""
-    places: Int64s
-    """``[n]``: index in ``rows`` of each row, in the order of the codes it was made from."""
-    tables: tuple[slice, ...]
-    """By table of the slab: which of the n are its."""
+    places: tuple[Int64s, ...]
+    """By table of the slab, index in ``rows`` of each row, in the order of its codes."""
+    masks: tuple[npt.NDArray[np.bool_], ...] | None
+    """By table, which of the codes are of this process's devices; None for all."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no rows."""
-        return self.places.size == 0
+        """Whether there are no rows, of any process."""
+        return self.rows.size == 0
+
+    def own(self, table: int, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Of values by code of a table, those of this process's devices."""
+        return values if self.masks is None else values[self.masks[table]]
 
 
 def codes_of(emb: EmbeddingCollection, table: str, rows: npt.NDArray[Any]) -> Int64s:
@@ -50,36 +56,45 @@ def codes_of(emb: EmbeddingCollection, table: str, rows: npt.NDArray[Any]) -> In
     return codes
 
 
-def make_block(slab: SlabLayout, num_shards: int, codes: Sequence[Int64s]) -> Block:
+def make_block(emb: EmbeddingCollection, index: int, codes: Sequence[Int64s]) -> Block:
     """Lays out rows for the devices that have them.
 
     Args:
-        slab: of the rows.
-        num_shards: devices of the mesh.
-        codes: by table of the slab, ``[n]`` of its rows (`codes_of`).
+        emb: the collection.
+        index: of the slab.
+        codes: by table of the slab, those of its rows (`codes_of`), on the devices of all
+            processes.
     """
-    ends = [0, *itertools.accumulate(part.size for part in codes)]
-    tables = tuple(itertools.starmap(slice, itertools.pairwise(ends)))
-    flat = np.concatenate(codes)
-    num_blocks = 1 if slab.replicated else num_shards
-    shard = flat // slab.rows_per_shard
-    counts = np.bincount(shard, minlength=num_blocks)
+    slab = emb.layout.slabs[index]
+    devices = slice(0, 1 if slab.replicated else emb.num_shards)
+    shards = [part // slab.rows_per_shard for part in codes]
+    counts = np.bincount(np.concatenate(shards), minlength=devices.stop)
     size = block_size(int(counts.max(initial=0)))
+    masks = None
+    if not slab.replicated and is_shared(emb.mesh):
+        devices = local_devices(emb.mesh)
+        masks = tuple((part >= devices.start) & (part < devices.stop) for part in shards)
+        codes = [part[mask] for part, mask in zip(codes, masks, strict=True)]
+        counts = counts[devices]
+    flat = np.concatenate(codes)
+    shard = flat // slab.rows_per_shard
     order = np.argsort(shard, kind="stable")
     rank = np.empty(flat.size, np.int64)
     rank[order] = np.arange(flat.size) - np.repeat(np.cumsum(counts) - counts, counts)
-    places = shard * size + rank
-    rows = aligned_empty((num_blocks * size,), np.int32)
+    places = (shard - devices.start) * size + rank
+    rows = aligned_empty(((devices.stop - devices.start) * size,), np.int32)
     rows[:] = slab.rows_per_shard
     rows[places] = flat - shard * slab.rows_per_shard
-    return Block(rows, places, tables)
+    ends = np.cumsum([part.size for part in codes])[:-1]
+    return Block(rows, tuple(np.split(places, ends)), masks)
 
 
 def spread(block: Block, values: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
-    """Values by table ``[n]`` in the block's order ``[N * K]``, 0 in its padding."""
+    """Values by table and code in the block's order ``[N * K]``, 0 in its padding."""
     result = aligned_empty(block.rows.shape, dtype)
     result[:] = 0
-    result[block.places] = np.concatenate(values)
+    for number, part in enumerate(values):
+        result[block.places[number]] = block.own(number, part)
     return result
 
 

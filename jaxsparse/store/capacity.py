@@ -31,7 +31,8 @@ WAITING_BYTES = 20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostPlan:
-    """One table of a row store when it is full; bytes are those of one process."""
+    """One table of a row store when it is full; bytes are those of a job of one process. Of several
+    each has index and counters whole, and its share of the rows."""
 
     row_bytes: int
     """Of a row with its slots."""

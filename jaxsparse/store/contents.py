@@ -131,6 +131,7 @@ def census_of(store: TableStore) -> Census:
     """Hotness and tier of every row; nothing may be under way."""
     known = store.known
     rows = _in_storage_order(store)
+    rows = rows[store.owners.has(rows)]
     hotness = known.hotness.of(rows) * np.float32(1 / known.hotness.weight)
     return Census(known.index.keys_of(rows), hotness, store.tier_rows())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +38,7 @@ class Proposal:
 
     distinct: Rows
     """``[u]`` rows that the batch's keys have."""
-    counts: Rows
+    counts: Rows | Counts
     """``[u]`` occurrences of each."""
     inverse: Rows
     """``[n]``: index into ``distinct`` of each occurrence; NO_ROW where it has none (yet)."""
@@ -51,6 +52,8 @@ class Proposal:
     """``[m]``."""
     evicted: Rows
     """Rows that go before: expired ones and those a full table gives up."""
+    num_lookups: int
+    """Occurrences."""
 
     @property
     def num_rows(self) -> int:
@@ -136,30 +139,39 @@ class KnownRows:
         if all(array is not None for array in arrays.values()):
             self.admitter.take_in(arrays)
 
-    def propose(self, keys: Keys, rows: Rows, step: int, time: float) -> Proposal:
-        """What a batch would do.
+    def propose(
+        self, keys: Keys, rows: Rows, step: int, time: float, times_seen: Counts | None = None
+    ) -> Proposal:
+        """What a batch would do; the order of its occurrences does not matter.
 
         Args:
             keys: ``[n]`` of all occurrences.
             rows: ``[n]`` what the index finds.
             step: number of the batch.
             time: of its data, in seconds.
+            times_seen: ``[n]`` where an entry stands for several occurrences.
 
         Raises:
             StoreFullError: it would need more rows than there are.
         """
         found = distinct_rows(rows, self.marks)
-        gone = expired(self.eviction, self.counters, found.rows, step, time)
+        gone = np.sort(expired(self.eviction, self.counters, found.rows, step, time))
         if gone.size:
             rows = np.where(np.isin(rows, gone), np.int32(NO_ROW), rows)
             found = distinct_rows(rows, self.marks)
+        unknown = rows == NO_ROW
         new_keys, new_inverse, new_counts = np.unique(
-            keys[rows == NO_ROW], return_inverse=True, return_counts=True
+            keys[unknown], return_inverse=True, return_counts=True
         )
+        counts: Rows | Counts = found.counts
+        if times_seen is not None:
+            counts = summed(found.inverse, times_seen, found.rows.size)
+            new_counts = summed(new_inverse, times_seen[unknown], new_keys.size)
         admitted = self.admitter.decide(new_keys, new_counts, step)
         evicted = np.concatenate([gone, self._make_room(int(admitted.sum()), found.rows, gone)])
         new = new_keys, new_counts, new_inverse
-        return Proposal(found.rows, found.counts, found.inverse, *new, admitted, evicted)
+        num_lookups = rows.size if times_seen is None else int(times_seen.sum())
+        return Proposal(found.rows, counts, found.inverse, *new, admitted, evicted, num_lookups)
 
     def _make_room(self, num_new: int, distinct: Rows, gone: Rows) -> Rows:
         """Rows that a full table gives up for ``num_new`` new ones."""
@@ -206,7 +218,7 @@ class KnownRows:
         counts = np.concatenate([batch.counts, batch.new_counts[batch.admitted]])
         self.counters.add(distinct, counts, step, time)
         self.hotness.add(distinct, counts)
-        self.totals["lookups"] += inverse.size
+        self.totals["lookups"] += batch.num_lookups
         self.totals["inserts"] += new_rows.size
         self.totals["admissions_refused"] += int((~batch.admitted).sum())
         return distinct, inverse
@@ -239,6 +251,20 @@ class KnownRows:
         self.hotness.forget(rows)
         self.epoch += 1
         self.totals["evictions"] += rows.size
+
+
+def summed(inverse: npt.NDArray[Any], times_seen: Counts, size: int) -> Counts:
+    """Occurrences ``[size]`` of distinct rows, of entries that stand for several.
+
+    Args:
+        inverse: ``[n]`` index of each entry's row, NO_ROW for none.
+        times_seen: ``[n]`` occurrences of each.
+        size: distinct rows.
+    """
+    has_row = inverse != NO_ROW
+    # Sums below 2**53 are exact.
+    counts = np.bincount(inverse[has_row], times_seen[has_row], minlength=size)
+    return counts.astype(np.int64)
 
 
 def rates(counts: Mapping[str, int]) -> dict[str, float]:

@@ -95,10 +95,13 @@ class Mover:
                 continue
             words = self._tables[swap.tables[0]].host.ram.num_words
             swap.words = aligned_empty((swap.coming.rows.size, words), np.uint32)
-            for name, part in zip(swap.tables, swap.coming.tables, strict=True):
-                host, rows = self._tables[name].host, plan.moves[name].in_rows
+            for number, (name, places) in enumerate(
+                zip(swap.tables, swap.coming.places, strict=True)
+            ):
+                host = self._tables[name].host
+                rows = swap.coming.own(number, plan.moves[name].in_rows)
                 if rows.size:
-                    reading = host.start(rows, swap.words, swap.coming.places[part])
+                    reading = host.start(rows, swap.words, places)
                     readings.append((host, reading))
         return readings
 
@@ -191,11 +194,14 @@ class Mover:
             with self._clock.busy("device"):
                 left = {name: local_block(part) for name, part in swap.left.items()}
             swap.left = None
-            for name, part in zip(swap.tables, swap.leaving.tables, strict=True):
-                store, rows = self._tables[name], plan.moves[name].out_rows
+            for number, (name, places) in enumerate(
+                zip(swap.tables, swap.leaving.places, strict=True)
+            ):
+                store = self._tables[name]
+                rows = swap.leaving.own(number, plan.moves[name].out_rows)
                 if not rows.size:
                     continue
-                block = to_words(slab, left, swap.leaving.places[part])
+                block = to_words(slab, left, places)
                 if name in evicted:
                     stays = ~np.isin(rows, evicted[name])
                     rows, block = rows[stays], block[stays]

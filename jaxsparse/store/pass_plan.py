@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from jaxsparse.store.blocks import Block
 from jaxsparse.store.residency import Moves
-from jaxsparse.store.translate import KeyedBatch
 
 Codes = npt.NDArray[np.int64]
 
@@ -40,8 +39,8 @@ class SlabSwap:
 class PassPlan:
     """Batches, and where their rows will lie."""
 
-    batches: list[tuple[KeyedBatch, dict[str, Codes]]]
-    """With codes by table of all occurrences."""
+    batches: list[tuple[Any, dict[str, Codes]]]
+    """As the planner was given them (`translate.Asked`), with codes by table of all entries."""
     moves: dict[str, Moves]
     """By table."""
     swaps: list[SlabSwap]

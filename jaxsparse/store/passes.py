@@ -14,15 +14,16 @@ import numpy.typing as npt
 
 from jaxsparse.data.batch import Batch
 from jaxsparse.data.prefetch import Prefetcher
-from jaxsparse.packed_batch import PackedBatch
+from jaxsparse.packed_batch import PackedBatch, PreparedBatch
 from jaxsparse.state import EmbeddingState
 from jaxsparse.store.mover import Mover
 from jaxsparse.store.pass_plan import PassPlan
 from jaxsparse.store.planner import Planner
-from jaxsparse.store.translate import KeyedBatch
+from jaxsparse.store.together import Together
 
 Rows = npt.NDArray[np.int32]
-Pack = Callable[[KeyedBatch, dict[str, npt.NDArray[np.int64]]], PackedBatch]
+Ready = tuple[Batch, PackedBatch] | PreparedBatch | None
+Pack = Callable[[Any, dict[str, npt.NDArray[np.int64]]], Ready]
 
 PACKED_AHEAD = 2
 """Batches packed ahead on a thread."""
@@ -50,7 +51,8 @@ class Pass:
         ``ssd_wait_s``, the parts of ``row_wait_s`` spent on rows that left the devices and on the
         host's tiers; ``ram_read_bytes`` and so on by tier and direction; ``garbage``, the share of
         the rows on disks that is released; and ``tables``, by table its size, rows by tier before
-        the pass, and what happened since the pass before, as `RowStore.stats` counts it."""
+        the pass, and what happened since the pass before, as `RowStore.stats` counts it. Of several
+        processes, waits, bytes by tier, rows by tier and garbage are those of this one."""
         return self._plan.facts
 
     def leaving(self, table: str) -> Rows:
@@ -71,14 +73,15 @@ class Pass:
             yield packed
 
     def with_batches(self) -> Iterator[tuple[Batch, PackedBatch]]:
-        """As iterating, with the batch that each was made of."""
-        for keyed, _ in self._plan.batches:
+        """As iterating, with the batch that each was made of, of this process's samples."""
+        batches = self._run.batches(self._plan)
+        for _ in self._plan.batches:
             if not self.is_entered or not self._run.is_current(self):
                 raise RuntimeError(
                     "a pass is iterated after state = store.enter(state, p), and before the next "
                     "one is entered: its rows are on the devices then only"
                 )
-            yield keyed.batch, self._run.next_packed(self._plan)
+            yield next(batches)
 
 
 class PassRun:
@@ -93,22 +96,33 @@ class PassRun:
         self,
         planner: Planner,
         mover: Mover,
-        source: Prefetcher[KeyedBatch],
+        source: Prefetcher[Any],
         pack: Pack,
         worker: ThreadPoolExecutor,
+        together: Together | None,
     ) -> None:
-        """Begins to plan the first pass."""
-        self.planner = planner
+        """Begins to plan the first pass.
+
+        Args:
+            planner: of the passes.
+            mover: of the rows.
+            source: of the batches, closed at the end.
+            pack: makes batches ready, on a thread.
+            worker: the one thread that plans and moves.
+            together: what several processes do together; None for one.
+        """
+        self.planner, self._together = planner, together
         self._mover, self._source, self._worker = mover, source, worker
         self._plans: queue.SimpleQueue[PassPlan | None] = queue.SimpleQueue()
         self._pack = pack
-        self._packer: Prefetcher[tuple[PassPlan, PackedBatch]] = Prefetcher(
+        self._packer: Prefetcher[tuple[PassPlan, Ready]] = Prefetcher(
             self._to_pack(), self._packed, depth=PACKED_AHEAD
         )
         self._packed_batches = iter(self._packer)
         self._current: Pass | None = None
         self._waiting: Pass | None = None
         self._is_closed = False
+        self._agree(None)
         self._start(None)
 
     @property
@@ -143,7 +157,11 @@ class PassRun:
         start = time.perf_counter()
         plan = self._planned.result()
         if plan is None:
-            self._moved.result()
+            error = self._moved.exception()
+            if self._together is not None:
+                self._together.raise_together(error)
+            elif error is not None:
+                raise error
         else:
             end = time.perf_counter()
             plan.facts["plan_wait_s"] = end - start
@@ -163,7 +181,8 @@ class PassRun:
                 "the state as the passes before leave it"
             )
         start = time.perf_counter()
-        self._moved.result()
+        error = self._moved.exception()
+        self._agree(error)
         end = time.perf_counter()
         one.facts["row_wait_s"] = end - start
         one.facts.update(self._mover.facts(start, end))
@@ -175,6 +194,17 @@ class PassRun:
         self._current, self._waiting = one, None
         self._start(one._plan)
         return state
+
+    def _agree(self, error: BaseException | None) -> None:
+        """Before the next pass is planned; of several processes it needs the keys of all.
+
+        Raises:
+            Exception: ``error``, or that some process has one.
+        """
+        if self._together is not None:
+            self._together.exchange(self.planner, error)
+        elif error is not None:
+            raise error
 
     def _start(self, before: PassPlan | None) -> None:
         self._planned: Future[PassPlan | None] = self._worker.submit(self.planner.next)
@@ -204,6 +234,13 @@ class PassRun:
                 self._mover.drop(name, evicted[name])
         return evicted
 
+    def end(self) -> None:
+        """Plans no further pass, in any process, as soon as all know of it."""
+        if self._together is not None:
+            self._together.ends = True
+        else:
+            self.planner.is_ended = True
+
     def settle(self) -> None:
         """Waits until no thread moves rows or changes what is known of them."""
         self._planned.exception()
@@ -223,18 +260,30 @@ class PassRun:
         self._packer.close()
         self._source.close()
 
-    def next_packed(self, plan: PassPlan) -> PackedBatch:
-        """The next batch of a pass; those of passes before it are left out."""
-        while True:
-            of, packed = next(self._packed_batches)
+    def batches(self, plan: PassPlan) -> Iterator[tuple[Batch, PackedBatch]]:
+        """The batches of a pass, of this process's samples; in several processes a collective."""
+        ready = self._ready(plan)
+        if self._together is not None:
+            yield from self._together.batches(item for item in ready if item is not None)
+            return
+        for item in ready:
+            assert isinstance(item, tuple), "packed where one process has the mesh"
+            yield item
+
+    def _ready(self, plan: PassPlan) -> Iterator[Ready]:
+        """Those of passes before it are left out."""
+        left = len(plan.batches)
+        while left:
+            of, ready = next(self._packed_batches)
             if of is plan:
-                return packed
+                left -= 1
+                yield ready
 
     def _to_pack(self) -> Iterator[tuple[PassPlan, int]]:
         while (plan := self._plans.get()) is not None:
             for number in range(len(plan.batches)):
                 yield plan, number
 
-    def _packed(self, item: tuple[PassPlan, int]) -> tuple[PassPlan, PackedBatch]:
+    def _packed(self, item: tuple[PassPlan, int]) -> tuple[PassPlan, Ready]:
         plan, number = item
         return plan, self._pack(*plan.batches[number])

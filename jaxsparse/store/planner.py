@@ -15,13 +15,13 @@ import numpy.typing as npt
 from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.store.blocks import make_block, spread_numbers
 from jaxsparse.store.growing import grown
-from jaxsparse.store.index import distinct_rows
-from jaxsparse.store.known_rows import NO_ROW
+from jaxsparse.store.index import DistinctRows, distinct_rows
+from jaxsparse.store.known_rows import NO_ROW, summed
 from jaxsparse.store.pass_plan import PassPlan, SlabSwap
 from jaxsparse.store.residency import NOWHERE, Moves
 from jaxsparse.store.table_store import TableStore
 from jaxsparse.store.tier_clock import TierClock
-from jaxsparse.store.translate import KeyedBatch
+from jaxsparse.store.translate import Asked, Counts
 
 Rows = npt.NDArray[np.int32]
 Keys = npt.NDArray[np.uint64]
@@ -39,18 +39,18 @@ batches it has: the other half is there for the rows of the next."""
 class Looked:
     """A batch that was looked up ahead."""
 
-    keyed: KeyedBatch
+    asked: Asked
     found: dict[str, tuple[int, Rows]]
-    """By table: its epoch then, and a row for each occurrence."""
+    """By table: its epoch then, and a row for each entry."""
 
 
 class Gathered:
     """Rows of one table that the batches of a pass need, so far.
 
-    ``parts`` are distinct rows; ``batches`` distinct rows by batch, with the index of each
-    occurrence's among them. In a pass that only reads,
-    ``unknown`` are the distinct keys that get a row for this pass, ascending, and
-    ``unknown_keys`` by batch those of the occurrences without a row.
+    ``parts`` are distinct rows, ``sizes`` how many each owner has; ``batches`` distinct rows by
+    batch, with the index of each entry's among them. In a pass that only reads, ``unknown`` are the
+    distinct keys that get a row for this pass, ascending, and ``unknown_keys`` by batch those of
+    the entries without a row.
     """
 
     def __init__(self, store: TableStore) -> None:
@@ -67,7 +67,8 @@ class Gathered:
         self.batches: list[tuple[Rows, Rows]] = []
         self.unknown = np.zeros(0, np.uint64)
         self.unknown_keys: list[Keys] = []
-        self.size = self.hits = self.lookups = 0
+        self.sizes = self.store.owners.counts(np.zeros(0, np.int32))
+        self.hits = self.lookups = 0
 
     def marked(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """Which of ``rows`` the pass has."""
@@ -76,14 +77,18 @@ class Gathered:
         return found
 
     def add(self, distinct: Rows, inverse: Rows) -> None:
-        """Adds a batch: its distinct rows, and the index of each occurrence's."""
+        """Adds a batch: its distinct rows, and the index of each entry's."""
         fresh = distinct[~self.marked(distinct)]
         self._mark[fresh] = self._number
         self.parts.append(fresh)
         self.batches.append((distinct, inverse))
-        self.size += fresh.size
+        self.sizes = self.sizes + self.store.owners.counts(fresh)
 
-    def count(self, distinct: Rows, counts: Rows, num_lookups: int) -> None:
+    def fresh(self, distinct: Rows) -> Counts:
+        """By owner, how many of distinct rows the pass does not have yet."""
+        return self.store.owners.counts(distinct[~self.marked(distinct)])
+
+    def count(self, distinct: Rows, counts: Rows | Counts, num_lookups: int) -> None:
         """Counts occurrences whose row is on the devices now, when the pass is planned."""
         on_device = self.store.residency.places(distinct) != NOWHERE
         self.hits += int(counts[on_device].sum())
@@ -103,7 +108,7 @@ class Planner(abc.ABC):
         self,
         emb: EmbeddingCollection,
         tables: Mapping[str, TableStore],
-        source: Iterator[KeyedBatch],
+        source: Iterator[Asked],
         batches_per_pass: int | None,
     ) -> None:
         """Reads nothing yet."""
@@ -132,24 +137,24 @@ class Planner(abc.ABC):
             return None
         for gathered in self._gathered.values():
             gathered.begin()
-        keyed: list[KeyedBatch] = []
-        while len(keyed) < self._most and (looked := self._peek(0)) is not None:
-            if not self._take(looked, is_first=not keyed):
+        taken: list[Asked] = []
+        while len(taken) < self._most and (looked := self._peek(0)) is not None:
+            if not self._take(looked, is_first=not taken):
                 break
             self._ahead.popleft()
-            keyed.append(looked.keyed)
-        if not keyed:
+            taken.append(looked.asked)
+        if not taken:
             return None
-        for number in range(len(keyed)):
+        for number in range(len(taken)):
             self._peek(number)
-        self.next_rows = {name: self._find_next(name, len(keyed)) for name in self._tables}
+        self.next_rows = {name: self._find_next(name, len(taken)) for name in self._tables}
         moves, codes = {}, {}
         for name, gathered in self._gathered.items():
             moves[name], codes[name] = self._place(gathered)
         batches = [
-            (batch, {name: codes[name][i] for name in codes}) for i, batch in enumerate(keyed)
+            (batch, {name: codes[name][i] for name in codes}) for i, batch in enumerate(taken)
         ]
-        facts = {"batches": len(keyed), **self._facts(moves)}
+        facts = {"batches": len(taken), **self._facts(moves)}
         swaps = self._swaps(moves)
         return PassPlan(batches, moves, swaps, facts)
 
@@ -166,10 +171,10 @@ class Planner(abc.ABC):
         """A table's part of the plan, and the codes of each batch."""
 
     def _rows(self, looked: Looked, name: str) -> Rows:
-        """Row of each occurrence, or NO_ROW; what was found ahead is found no second time."""
+        """Row of each entry, or NO_ROW; what was found ahead is found no second time."""
         known = self._tables[name].known
         epoch, rows = looked.found.get(name, (-1, None))
-        keys = looked.keyed.keys[name]
+        keys = looked.asked.keys[name]
         if rows is None or epoch != known.epoch:
             rows = known.index.find(keys)
         else:
@@ -182,17 +187,28 @@ class Planner(abc.ABC):
         """A batch that was not taken yet; None where there are not so many."""
         while len(self._ahead) <= number:
             with self.clock.busy("data"):
-                keyed = next(self._source, None)
-            if keyed is None:
+                asked = next(self._source, None)
+            if asked is None:
                 return None
-            looked = Looked(keyed, {})
+            looked = Looked(asked, {})
             for name in self._tables:
                 self._rows(looked, name)
             self._ahead.append(looked)
         return self._ahead[number]
 
-    def _limit(self, name: str) -> int:
-        return int(self._share * self._tables[name].residency.num_places)
+    @property
+    def num_ahead(self) -> int:
+        """Batches that were looked up and belong to no pass yet; nothing is being planned."""
+        return len(self._ahead)
+
+    @property
+    def num_wanted(self) -> int:
+        """Batches that planning a pass looks at, at most: its own, and as many behind them."""
+        return 2 * self._most
+
+    def _limits(self, name: str) -> Counts:
+        """Rows of a pass by owner, at most."""
+        return (self._share * self._tables[name].residency.group_places).astype(np.int64)
 
     def _find_next(self, name: str, num_batches: int) -> Rows:
         known = self._tables[name].known
@@ -211,14 +227,14 @@ class Planner(abc.ABC):
             stores = [self._tables[name] for name in names]
             parts = [moves[name] for name in names]
             pairs = list(zip(stores, parts, strict=True))
-            shards = self._emb.num_shards
-            new = make_block(slab, shards, [s.code_at[m.new_places] for s, m in pairs])
+            emb = self._emb
+            new = make_block(emb, index, [s.code_at[m.new_places] for s, m in pairs])
             swaps.append(
                 SlabSwap(
                     index,
                     names,
-                    make_block(slab, shards, [s.code_at[m.out_places] for s, m in pairs]),
-                    make_block(slab, shards, [s.code_at[m.in_places] for s, m in pairs]),
+                    make_block(emb, index, [s.code_at[m.out_places] for s, m in pairs]),
+                    make_block(emb, index, [s.code_at[m.in_places] for s, m in pairs]),
                     new,
                     spread_numbers(new, [m.new_numbers for m in parts]),
                 )
@@ -232,7 +248,7 @@ class Planner(abc.ABC):
         return {
             "new_keys": sum(m.new_rows.size for _, m in moves if not m.is_lent),
             "evicted_keys": sum(rows.size for parts in self.evicted.values() for rows in parts),
-            "rows": sum(one.size for one in gathered),
+            "rows": sum(int(one.sizes.sum()) for one in gathered),
             "hit_rate": sum(one.hits for one in gathered) / max(lookups, 1),
             "host_to_device_bytes": sum(m.in_rows.size * s.row_bytes for s, m in moves),
             "device_to_host_bytes": sum(m.out_rows.size * s.row_bytes for s, m in moves),
@@ -246,13 +262,25 @@ class Planner(abc.ABC):
         return {"size": len(known), **more}
 
 
-def occurrence_codes(store: TableStore, places: Rows, inverse: Rows) -> Codes:
-    """Code of each occurrence; that of the default row where it has no place.
+def occurrences(found: DistinctRows, times_seen: Counts | None) -> tuple[Rows | Counts, int]:
+    """How often each of the distinct rows occurs, and all occurrences, those without a row too.
+
+    Args:
+        found: of the entries of a batch.
+        times_seen: ``[n]`` occurrences that each entry stands for; None where it is one.
+    """
+    if times_seen is None:
+        return found.counts, found.inverse.size
+    return summed(found.inverse, times_seen, found.rows.size), int(times_seen.sum())
+
+
+def entry_codes(store: TableStore, places: Rows, inverse: Rows) -> Codes:
+    """Code of each entry; that of the default row where it has no place.
 
     Args:
         store: of the table.
         places: ``[u]`` of distinct rows.
-        inverse: ``[n]`` index of each occurrence's, -1 where it has none.
+        inverse: ``[n]`` index of each entry's, -1 where it has none.
     """
     default = -1 if store.default_code is None else store.default_code
     # Index -1 is the last entry.

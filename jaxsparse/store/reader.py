@@ -5,25 +5,29 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, PartitionSpec
 
+from jaxsparse.agreement import failed_elsewhere
 from jaxsparse.data.batch import Batch
 from jaxsparse.dynamic import Dynamic
 from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.ladder import Ladder
 from jaxsparse.layout import SlabLayout
+from jaxsparse.lockstep import Lockstep, Settled
 from jaxsparse.packed_batch import PackedBatch, PreparedBatch, ship_batch
+from jaxsparse.processes import gather, is_shared, local_devices, put_blocks
 from jaxsparse.specs import FeatureSpec
 from jaxsparse.state import EmbeddingState
 from jaxsparse.store.blocks import codes_of
 from jaxsparse.store.row_store import RowStore
 from jaxsparse.store.swap import MIN_BLOCK, block_size, cut_of
-from jaxsparse.store.translate import KeyedBatch, keyed_batch
+from jaxsparse.store.translate import KeyedBatch, keyed_batch, prepared_batch, prepared_empty
 
 Keys = npt.NDArray[np.uint64]
 
@@ -36,6 +40,8 @@ class Loaded:
     """As the store's, but with as many places as the batch needs."""
     state: EmbeddingState
     """Plain tables are those of the state that was read."""
+    samples: Batch
+    """This process's."""
     batch: PackedBatch
 
 
@@ -49,34 +55,81 @@ class RowReader:
         """Held by whoever chooses sizes: those of one request must not be another's."""
         # Of a batch of empty bags too a table has some.
         self._places = dict.fromkeys(store.emb.stored_tables, MIN_BLOCK)
-        self._small: EmbeddingCollection | None = None
-        self._ladder = Ladder()
+        self._small = self._emb
+        self._lockstep = Lockstep(self._emb, Ladder())
 
-    def load(self, state: EmbeddingState, batch: Batch) -> Loaded:
+    def load(
+        self, state: EmbeddingState, batch: Batch | None, error: Exception | None = None
+    ) -> Loaded | None:
         """Copies the rows a batch reads; a key without a row gives what `RowStore.read` does.
+
+        In several processes a collective: each passes its samples.
 
         Args:
             state: the state training is at; stays usable.
-            batch: the samples.
+            batch: the samples; None where the process has none left.
+            error: what keeps this process from having a batch.
+
+        Returns:
+            None where no process has samples.
+
+        Raises:
+            Exception: ``error``, or where another process has one a RuntimeError.
+            ValueError, TypeError: the batch is invalid, or the processes' differ in form.
         """
-        keyed = keyed_batch(self._emb, batch)
-        found = {name: np.unique(keys, return_inverse=True) for name, keys in keyed.keys.items()}
+        keyed, keys = None, {}
+        try:
+            if batch is not None and error is None:
+                keyed = keyed_batch(self._emb, None, batch)
+                keys = {name: np.unique(part) for name, part in keyed.keys.items()}
+        except (ValueError, TypeError) as refused:
+            error = refused
+        if not is_shared(self._emb.mesh):
+            if error is not None:
+                raise error
+        else:
+            keys = self._keys_of_all(keys, error)
+        if not keys:
+            return None
+        rows = {name: self._store.read_words(state, name, part) for name, part in keys.items()}
         with self._lock:
-            emb = self._collection({name: keys.size for name, (keys, _) in found.items()})
-        rows = {
-            name: self._store.read_words(state, name, keys) for name, (keys, _) in found.items()
+            emb = self._collection({name: part.size for name, part in keys.items()})
+            item = None
+            if keyed is not None:
+                item = prepared_batch(emb, keyed, _its_codes(emb, keyed, keys))
+            settled = self._ship(item)
+        return None if settled is None else Loaded(emb, self._state(emb, state, rows), *settled)
+
+    def _keys_of_all(self, keys: dict[str, Keys], error: Exception | None) -> dict[str, Keys]:
+        """Keys by table that some process's batch reads; none where there is no batch."""
+        told = gather(self._emb.mesh, (jax.process_index(), error is not None, keys))
+        for process, is_failed, _ in told:
+            if is_failed:
+                raise error or failed_elsewhere(process)
+        parts = [part for _, _, part in told if part]
+        return {
+            name: np.unique(np.concatenate([part[name] for part in parts]))
+            for name in (parts[0] if parts else {})
         }
-        codes = {name: _codes(emb, name)[inverse] for name, (_, inverse) in found.items()}
-        return Loaded(emb, self._state(emb, state, rows), self._packed(emb, keyed, codes))
+
+    def _ship(self, prepared: PreparedBatch | None) -> Settled | None:
+        lockstep, emb = self._lockstep, self._lockstep.emb
+        if is_shared(emb.mesh):
+            return lockstep.settle(lockstep.offer(prepared))
+        assert prepared is not None, "one process has a batch"
+        packed = ship_batch(emb, prepared, prepared.ids.needs(), lockstep.ladder)
+        return prepared.batch, packed
 
     def _collection(self, sizes: dict[str, int]) -> EmbeddingCollection:
         """The same tables with room for a batch; few different ones serve a run."""
         wanted = {n: max(block_size(size), self._places[n]) for n, size in sizes.items()}
-        if self._small is None or wanted != self._places:
+        if self._small is self._emb or wanted != self._places:
             self._places = wanted
             self._small = dataclasses.replace(
                 self._emb, features=[self._feature(spec) for spec in self._emb.features]
             )
+            ladder = self._lockstep.ladder
+            self._lockstep = Lockstep(self._small, ladder, partial(prepared_empty, self._small))
         return self._small
 
     def _feature(self, spec: FeatureSpec) -> FeatureSpec:
@@ -105,31 +158,38 @@ class RowReader:
             for block in slab.tables:
                 name = block.spec.name
                 values[_codes(emb, name)[: len(rows[name])]] = rows[name]
-            sharding = NamedSharding(emb.mesh, cut_of(emb, index))
-            slabs[index] = jax.device_put(values, sharding)
-            slots[index] = _no_slots(slab, len(values), sharding)
+            if not slab.replicated:
+                devices = local_devices(emb.mesh)
+                size = slab.rows_per_shard
+                values = values[devices.start * size : devices.stop * size]
+            cut = cut_of(emb, index)
+            slabs[index] = put_blocks(values, emb.mesh, cut)
+            slots[index] = _no_slots(slab, len(values), emb.mesh, cut)
         return dataclasses.replace(
             state, slabs=tuple(slabs), slots=tuple(slots), layout=emb.layout_fingerprint
         )
 
-    def _packed(
-        self, emb: EmbeddingCollection, keyed: KeyedBatch, codes: dict[str, Any]
-    ) -> PackedBatch:
-        ids = keyed.with_codes(codes, self._emb.feature_specs)
-        prepared = emb.prepare_addressed(keyed.batch.features, ids)
-        ready = PreparedBatch(keyed.batch, prepared)
-        with self._lock:
-            return ship_batch(emb, ready, prepared.needs(), self._ladder)
 
-
-def _no_slots(slab: SlabLayout, num_rows: int, sharding: NamedSharding) -> dict[str, jax.Array]:
+def _no_slots(
+    slab: SlabLayout, num_rows: int, mesh: Mesh, cut: PartitionSpec
+) -> dict[str, jax.Array]:
     """Slots that nobody reads: the form of a state asks for them."""
     if not slab.trainable:
         return {}
     shapes = jax.eval_shape(lambda: slab.optimizer.init_slots(num_rows, slab.dim))
     return {
-        name: jax.device_put(np.zeros(slot.shape, slot.dtype), sharding)
+        name: put_blocks(np.zeros(slot.shape, slot.dtype), mesh, cut)
         for name, slot in shapes.items()
+    }
+
+
+def _its_codes(
+    emb: EmbeddingCollection, keyed: KeyedBatch, keys: dict[str, Keys]
+) -> dict[str, npt.NDArray[np.int64]]:
+    """Codes by table of a batch's occurrences, where ``keys`` fill the places in their order."""
+    return {
+        name: _codes(emb, name)[np.searchsorted(part, keyed.keys[name])]
+        for name, part in keys.items()
     }
 
 

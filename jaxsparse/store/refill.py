@@ -15,7 +15,7 @@ from jaxsparse.store.access import scatter
 from jaxsparse.store.contents import array_name
 from jaxsparse.store.errors import StoreFullError
 from jaxsparse.store.known_rows import KnownRows
-from jaxsparse.store.residency import NOWHERE, Residency
+from jaxsparse.store.residency import NOWHERE
 from jaxsparse.store.row_format import Words, columns, num_words, write_column
 from jaxsparse.store.saved_table import DEFAULT, SavedTable
 from jaxsparse.store.table_store import TableStore
@@ -54,7 +54,7 @@ def refill(
     known = store.known = KnownRows(store.spec)
     known.take_in(saved, numbers)
     places = _places(store, saved, numbers)
-    store.residency = Residency(store.spec.name, store.residency.num_places)
+    store.residency = store.new_residency()
     store.residency.take_in(numbers, places)
     for part, arrays in saved.blocks():
         words = join_words(slab, arrays)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxsparse.store.errors import StoreFullError
+from jaxsparse.store.free_places import FreePlaces
 from jaxsparse.store.growing import grown
 from jaxsparse.store.hotness import Hotness, coldest
 
@@ -44,21 +45,30 @@ class Moves:
 class Residency:
     """Places of one table. What `plan` decides is so once `commit` is called."""
 
-    def __init__(self, table: str, num_places: int) -> None:
-        """Starts with all places free."""
+    def __init__(self, table: str, num_places: int, group_at: Rows | None = None) -> None:
+        """Starts with all places free.
+
+        Args:
+            table: its name.
+            num_places: on the devices.
+            group_at: ``[num_places]`` owner of each place (`RowOwners`), whose rows alone may lie
+                there; None where there is one.
+        """
         self.table, self.num_places = table, num_places
         self.place = np.zeros(0, np.int32)
         self.row_at = np.full(num_places, EMPTY, np.int32)
-        # Taken from the end: low places first.
-        self._free = np.arange(num_places - 1, -1, -1, dtype=np.int32)
-        self._num_free = num_places
+        self._group_at = group_at
+        self._free = [FreePlaces(places) for places in self._by_group()]
+        self.group_places = np.array([len(free) for free in self._free])
+        """Places of each owner."""
         self._lent = np.zeros(0, np.int32)
         self._is_made = np.zeros(0, bool)
 
     @property
     def nbytes(self) -> int:
         """Memory of the arrays."""
-        return sum(a.nbytes for a in (self.place, self.row_at, self._free, self._is_made))
+        free = sum(free.nbytes for free in self._free)
+        return free + sum(a.nbytes for a in (self.place, self.row_at, self._is_made))
 
     @property
     def num_resident(self) -> int:
@@ -75,11 +85,6 @@ class Residency:
         places: Rows = self.place[rows]
         return places
 
-    def resident(self) -> Rows:
-        """All rows on the devices."""
-        rows: Rows = self.row_at[self.row_at != EMPTY]
-        return rows
-
     def is_made(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """Which of ``rows`` have values somewhere; others are still to be drawn."""
         self._is_made = grown(self._is_made, int(rows.max(initial=-1)) + 1, False)
@@ -93,16 +98,17 @@ class Residency:
     def tidy(self) -> None:
         """Free places are taken in order again: as in a store that was restored."""
         self._take_back_lent()
-        self._free[: self._num_free] = np.sort(self._free[: self._num_free])[::-1]
+        for free in self._free:
+            free.tidy()
 
     def take_in(self, rows: Rows, places: Rows) -> None:
         """Starts with rows that have values, at ``places`` or NOWHERE ``[n]``."""
         self.set_made(rows)
         here = places != NOWHERE
         self._settle(rows[here], places[here])
-        free = np.flatnonzero(self.row_at == EMPTY)[::-1]
-        self._num_free = free.size
-        self._free[: free.size] = free
+        self._free = [
+            FreePlaces(places, self.row_at[places] == EMPTY) for places in self._by_group()
+        ]
 
     def forget(self, rows: Rows) -> None:
         """Rows were given up: their places are free at once, what lies there is nobody's."""
@@ -122,6 +128,7 @@ class Residency:
         hotness: Hotness,
         *,
         is_lent: bool = False,
+        owners: tuple[Rows, Rows] | None = None,
     ) -> Moves:
         """Finds places for the rows of a pass.
 
@@ -132,33 +139,53 @@ class Residency:
             next_rows: distinct rows that the pass after this one reads.
             hotness: of the rows.
             is_lent: whether the new ones go after the pass.
-
-        Raises:
-            StoreFullError: more are needed than there are places.
+            owners: of ``needed`` and of ``new`` (`RowOwners`); not read where there is one. There
+                have to be as many places for each (`check`).
         """
         self._take_back_lent()
         places = self.places(needed)
         coming = needed[places == NOWHERE]
-        num_wanted = coming.size + new.size
-        self.check(needed.size + new.size)
-        num_out = max(0, num_wanted - self._num_free)
-        out = self._victims(places, num_out, next_rows, hotness)
-        out_places = self.place[out]
-        num_taken = num_wanted - num_out
-        taken = self._free[self._num_free - num_taken : self._num_free][::-1].copy()
-        self._num_free -= num_taken
-        filled = np.concatenate([taken, out_places])
+        if self._group_at is None:
+            out, filled = self._make_room(0, coming.size + new.size, places, next_rows, hotness)
+        else:
+            assert owners is not None, "of places of several owners"
+            wanted = np.concatenate([owners[0][places == NOWHERE], owners[1]])
+            filled = np.empty(wanted.size, np.int32)
+            parts = []
+            for group in range(len(self._free)):
+                its = np.flatnonzero(wanted == group)
+                leaving, filled[its] = self._make_room(group, its.size, places, next_rows, hotness)
+                parts.append(leaving)
+            out = np.concatenate(parts)
         split = coming.size
         return Moves(
-            out, out_places, coming, filled[:split], new, filled[split:], new_numbers, is_lent
+            out, self.place[out], coming, filled[:split], new, filled[split:], new_numbers, is_lent
         )
 
-    def check(self, need: int) -> None:
-        """Raises StoreFullError where one batch needs more places than there are."""
-        if need > self.num_places:
+    def _make_room(
+        self,
+        group: int,
+        count: int,
+        needed: Rows,
+        next_rows: Rows,
+        hotness: Hotness,
+    ) -> tuple[Rows, Rows]:
+        """Rows of an owner that leave, and ``count`` of its places; ``needed`` as in `_victims`."""
+        num_out = max(0, count - len(self._free[group]))
+        out = self._victims(group, needed, num_out, next_rows, hotness)
+        taken = self._free[group].take(count - num_out)
+        return out, np.concatenate([taken, self.place[out]])
+
+    def check(self, need: npt.NDArray[np.int64]) -> None:
+        """Raises StoreFullError where one batch needs more places of an owner than it has."""
+        short = np.flatnonzero(need > self.group_places)
+        if short.size:
+            where = "the devices"
+            if need.size > 1:
+                where += f" of the process that owns them, number {short[0]} of {need.size}"
             raise StoreFullError(
-                f"table {self.table!r}: one batch needs {need:,} rows on the devices, "
-                f"the table has {self.num_places:,}; raise Tiers(device_rows=) or "
+                f"table {self.table!r}: one batch needs {need[short[0]]:,} rows on {where}, "
+                f"the table has {self.group_places[short[0]]:,}; raise Tiers(device_rows=) or "
                 "Dynamic(capacity=), or use smaller batches"
             )
 
@@ -196,8 +223,11 @@ class Residency:
         self.place[rows] = places
         self.row_at[places] = rows
 
-    def _victims(self, needed: Rows, count: int, next_rows: Rows, hotness: Hotness) -> Rows:
-        """The coldest rows the pass does not need; those of the next one only where it must be.
+    def _victims(
+        self, group: int, needed: Rows, count: int, next_rows: Rows, hotness: Hotness
+    ) -> Rows:
+        """An owner's coldest rows that the pass does not need; those of the next one only where it
+        must be.
 
         ``needed`` are places of the rows it needs, or NOWHERE.
         """
@@ -205,6 +235,8 @@ class Residency:
             return self.row_at[:0]
         # By place: there are far fewer of them than rows.
         may_go = self.row_at != EMPTY
+        if self._group_at is not None:
+            may_go &= self._group_at == group
         may_go[needed[needed != NOWHERE]] = False
         should_go = may_go.copy()
         should_stay = self.places(next_rows)
@@ -223,5 +255,15 @@ class Residency:
         self._lent = self._lent[:0]
 
     def _give_back(self, places: Rows) -> None:
-        self._free[self._num_free : self._num_free + places.size] = places
-        self._num_free += places.size
+        if self._group_at is None:
+            self._free[0].give_back(places)
+            return
+        for group, free in enumerate(self._free):
+            free.give_back(places[self._group_at[places] == group])
+
+    def _by_group(self) -> list[npt.NDArray[np.int64]]:
+        """Places of each owner, ascending."""
+        if self._group_at is None:
+            return [np.arange(self.num_places)]
+        groups = range(int(self._group_at.max()) + 1)
+        return [np.flatnonzero(self._group_at == group) for group in groups]

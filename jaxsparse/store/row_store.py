@@ -7,22 +7,20 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from jaxsparse import checks
+from jaxsparse.agreement import raise_together
 from jaxsparse.data.batch import Batch
-from jaxsparse.data.prefetch import Prefetcher
 from jaxsparse.embedding import EmbeddingCollection
-from jaxsparse.ladder import Ladder
-from jaxsparse.packed_batch import PackedBatch, PreparedBatch, ship_batch
 from jaxsparse.processes import is_shared
 from jaxsparse.specs import is_positive_int
 from jaxsparse.state import EmbeddingState
 from jaxsparse.store.access import StoredRows
+from jaxsparse.store.batch_stream import BatchStreams
 from jaxsparse.store.census import Census
 from jaxsparse.store.contents import StoreContents, census_of, table_contents
 from jaxsparse.store.mover import Mover
@@ -33,7 +31,7 @@ from jaxsparse.store.refill import check_room, refill
 from jaxsparse.store.saved_table import SavedTable
 from jaxsparse.store.table_store import TableStore
 from jaxsparse.store.training_planner import TrainingPlanner, give_up_keys, give_up_rows
-from jaxsparse.store.translate import KeyedBatch, key_words, keyed_batch
+from jaxsparse.store.translate import key_words
 
 Array = npt.NDArray[Any]
 
@@ -44,6 +42,14 @@ class RowStore:
     Needed for tables with `Dynamic` keys or `Tiers`. The only mutable object of a run: it knows
     the tables' keys and where each row is. It goes with one `EmbeddingState`, handed from call to
     call as everywhere; a state that was passed to `enter` or `write` is donated.
+
+    On a mesh that several processes share, each has a store, and all call the same methods in the
+    same order, from the thread that trains. `passes` takes a process's own samples; one that has
+    fewer batches goes on with empty ones. `read`, `read_slots`, `read_words`, `write`, `keys` and
+    `evict` take the same arguments everywhere and answer for the whole table; all that touch rows
+    are collectives, and what keeps one process from going on is raised by all. `stats` counts keys
+    and occurrences of the whole job, rows by tier and bytes of this process; `census` and
+    `bytes_moved` tell of the rows that this process has. `contents` and `refill` refuse.
 
     >>> import jax, jaxsparse as js
     >>> user = js.TableSpec("user", embedding_dim=4, keys=js.Dynamic(1000))
@@ -81,26 +87,30 @@ class RowStore:
         Raises:
             ValueError: the collection has no table for a store, or the state is not its.
             StoreError: a folder of a table's ``Tiers(ssd=)`` cannot be used.
+            RuntimeError: it cannot in another process.
         """
         if not emb.stored_tables:
             raise ValueError(
                 "RowStore: no table has Dynamic keys or tiers; emb.pack, read and write do without"
             )
-        if is_shared(emb.mesh):
-            raise ValueError("RowStore: the mesh must be of one process, several share this one")
         checks.check_state(emb_state, emb.layout_fingerprint)
         self.emb = emb
         self._tables: dict[str, TableStore] = {}
+        error: BaseException | None = None
         try:
             for name, spec in emb.stored_tables.items():
                 self._tables[name] = TableStore(emb, spec, direct_io, discard_rows)
+        except BaseException as failed:
+            error = failed
+        try:
+            raise_together(emb.mesh, error)
         except BaseException:
             self._close_tables()
             raise
         self._mover = Mover(emb, self._tables)
         self._access = StoredRows(emb, np.array(emb_state.init_words))
         self._worker = ThreadPoolExecutor(1, "jaxsparse-rows")
-        self._ladders = {True: Ladder(), False: Ladder()}
+        self._streams = {train: BatchStreams(emb) for train in (True, False)}
         self._run: PassRun | None = None
         self._step = 0
         self._is_closed = False
@@ -122,16 +132,18 @@ class RowStore:
         order, and results do not depend on the grouping.
 
         Args:
-            dataset: yields `Batch`; iterated once, on a thread.
+            dataset: yields `Batch`, of this process's samples; iterated once, on a thread.
             train: False for evaluation and prediction: no key gets a row, nothing is counted, and
                 a key without a row reads its initial (or the default) row.
             batches_per_pass: None lets a pass have up to 16, as long as its rows fill at most
                 half of each table's places on the devices. Passes are cut where rows do not fit.
-            time: the time of a batch's data in seconds, for ``TTL(seconds=)``.
+            time: the time of a batch's data in seconds, for ``TTL(seconds=)``; that of the
+                processes' batches of one step is the latest of theirs.
 
         Raises:
             StoreFullError: before the pass is entered: one batch needs more rows than a table has,
-                in all or on the devices; the table, need and have are named.
+                in all or on the devices (in several processes: those of the process that owns the
+                rows); the table, need and have are named.
             ValueError, TypeError: a batch is invalid.
             RuntimeError: passes are under way.
         """
@@ -153,17 +165,17 @@ class RowStore:
         self, dataset: Iterable[Batch], train: bool, most: int | None, time: Any
     ) -> Iterator[Pass]:
         depth = 2 * (most or MAX_BATCHES)
-        source = Prefetcher(dataset, partial(keyed_batch, self.emb), depth=depth)
-        batches = iter(source)
+        stream = self._streams[train].start(dataset, time if train else None, depth)
         planner: Planner
         if train:
-            planner = TrainingPlanner(self.emb, self._tables, batches, most, time, self._step)
+            planner = TrainingPlanner(self.emb, self._tables, stream.asked, most, self._step)
         else:
-            planner = ReadingPlanner(self.emb, self._tables, batches, most)
+            planner = ReadingPlanner(self.emb, self._tables, stream.asked, most)
         with self._lock:
             self._check_free("passes")
-            pack = partial(self._pack, train)
-            run = PassRun(planner, self._mover, source, pack, self._worker)
+            run = PassRun(
+                planner, self._mover, stream.source, stream.pack, self._worker, stream.together
+            )
             self._run = run
         try:
             yield from run.passes()
@@ -173,8 +185,8 @@ class RowStore:
                 if isinstance(planner, TrainingPlanner):
                     self._step = planner.step
                     for name, parts in planner.to_evict.items():
-                        for keys in parts:
-                            self._evict_now(name, keys)
+                        for words in parts:
+                            self._evict_now(name, words)
 
     def end_passes(self) -> None:
         """Plans no further pass: `passes` ends behind those that are planned.
@@ -184,13 +196,7 @@ class RowStore:
         """
         run = self._run
         if run is not None:
-            run.planner.is_ended = True
-
-    def _pack(self, train: bool, keyed: KeyedBatch, codes: dict[str, Array]) -> PackedBatch:
-        ids = keyed.with_codes(codes, self.emb.feature_specs)
-        prepared = self.emb.prepare_addressed(keyed.batch.features, ids)
-        ladder = self._ladders[train]
-        return ship_batch(self.emb, PreparedBatch(keyed.batch, prepared), prepared.needs(), ladder)
+            run.end()
 
     def enter(self, emb_state: EmbeddingState, p: Pass) -> EmbeddingState:
         """Brings the rows of a pass to the devices; call it from the thread that trains.
@@ -204,7 +210,7 @@ class RowStore:
 
         Raises:
             StoreError: a disk could not be read or written; nothing was changed.
-            RuntimeError: ``p`` is another pass.
+            RuntimeError: ``p`` is another pass, or another process could not go on.
         """
         self._check_open()
         checks.check_state(emb_state, self.emb.layout_fingerprint)
@@ -317,10 +323,15 @@ class RowStore:
         """Waits for rows under way, and makes those on disks durable; changes no value."""
         self._check_open()
         checks.check_state(emb_state, self.emb.layout_fingerprint)
+        error = None
         with self._lock:
             self._settle()
-            for store in self._tables.values():
-                store.host.flush()
+            try:
+                for store in self._tables.values():
+                    store.host.flush()
+            except Exception as failed:
+                error = failed
+            raise_together(self.emb.mesh, error)
 
     @contextlib.contextmanager
     def still(self) -> Iterator[None]:
@@ -340,9 +351,11 @@ class RowStore:
         Reads no row yet, and changes nothing; valid inside one `still`.
 
         Raises:
+            ValueError: several processes share the mesh.
             RuntimeError: as `still`.
         """
         checks.check_state(emb_state, self.emb.layout_fingerprint)
+        self._check_one_process("contents")
         with self.still():
             tables = {
                 name: table_contents(self._access, emb_state, store)
@@ -367,8 +380,10 @@ class RowStore:
 
         Raises:
             StoreFullError: a table is too small; nothing was changed.
+            ValueError: several processes share the mesh.
             RuntimeError: passes are under way.
         """
+        self._check_one_process("refill")
         self.check_room(saved)
         checks.check_state(emb_state, self.emb.layout_fingerprint)
         with self._lock:
@@ -381,7 +396,7 @@ class RowStore:
         return emb_state
 
     def census(self, table: str) -> Census:
-        """Which rows of a table are hot, and in which tier each lies."""
+        """Which rows of a table are hot, and in which tier each lies; of this process's rows."""
         with self._lock:
             store = self._table(table)
             self._settle()
@@ -434,6 +449,13 @@ class RowStore:
             )
         self._settle()
         return store, words
+
+    def _check_one_process(self, what: str) -> None:
+        if is_shared(self.emb.mesh):
+            raise ValueError(
+                f"{what}: the rows of a store that several processes share cannot be saved and "
+                "loaded yet; train in one process, or without checkpoint="
+            )
 
     def _check_free(self, what: str) -> None:
         if self._run is not None and not self._run.is_closed:

@@ -3,21 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from jaxsparse.data.batch import Batch
 from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.store.errors import StoreFullError
 from jaxsparse.store.known_rows import NO_ROW, Proposal
 from jaxsparse.store.pass_plan import PassPlan
-from jaxsparse.store.planner import Codes, Gathered, Keys, Looked, Planner, Rows, occurrence_codes
+from jaxsparse.store.planner import Codes, Gathered, Keys, Looked, Planner, Rows, entry_codes
 from jaxsparse.store.residency import Moves
 from jaxsparse.store.table_store import TableStore
-from jaxsparse.store.translate import KeyedBatch, numbers_to_draw
-
-Clock = Callable[[Batch], float]
+from jaxsparse.store.translate import Asked, numbers_to_draw
 
 
 class TrainingPlanner(Planner):
@@ -29,14 +26,12 @@ class TrainingPlanner(Planner):
         self,
         emb: EmbeddingCollection,
         tables: Mapping[str, TableStore],
-        source: Iterator[KeyedBatch],
+        source: Iterator[Asked],
         batches_per_pass: int | None,
-        clock: Clock | None,
         step: int,
     ) -> None:
-        """Goes on at batch ``step``; ``clock`` tells the time of a batch in seconds."""
+        """Goes on at batch ``step``."""
         super().__init__(emb, tables, source, batches_per_pass)
-        self._clock = clock
         self.step = step
         self.to_evict: dict[str, list[Keys]] = {name: [] for name in tables}
         """Keys that are to lose their rows before the next pass is planned."""
@@ -50,9 +45,8 @@ class TrainingPlanner(Planner):
         return super().next()
 
     def _take(self, looked: Looked, is_first: bool) -> bool:
-        time = 0.0 if self._clock is None else float(self._clock(looked.keyed.batch))
         try:
-            proposals = self._propose(looked, is_first, time)
+            proposals = self._propose(looked, is_first)
         except StoreFullError:
             if is_first:
                 raise
@@ -64,26 +58,30 @@ class TrainingPlanner(Planner):
             before = gathered.hits
             # Keys that were not admitted read the default row, which is always there.
             gathered.hits += int(batch.new_counts[~batch.admitted].sum())
-            gathered.count(batch.distinct, batch.counts, batch.inverse.size)
+            gathered.count(batch.distinct, batch.counts, batch.num_lookups)
             store.known.totals["hits"] += gathered.hits - before
-            distinct, inverse = store.known.commit(batch, self.step, time)
+            distinct, inverse = store.known.commit(batch, self.step, looked.asked.time)
+            store.owners.note(distinct[batch.distinct.size :], batch.new_keys[batch.admitted])
             store.residency.forget(batch.evicted)
             self.evicted[name].append(batch.evicted)
             gathered.add(distinct, inverse)
         self.step += 1
         return True
 
-    def _propose(self, looked: Looked, is_first: bool, time: float) -> dict[str, Proposal] | None:
+    def _propose(self, looked: Looked, is_first: bool) -> dict[str, Proposal] | None:
         """What the batch would do to each table; None where it has to wait for the next pass."""
         proposals: dict[str, Proposal] = {}
+        asked, step = looked.asked, self.step
         for name, store in self._tables.items():
-            keys, rows = looked.keyed.keys[name], self._rows(looked, name)
-            batch = store.known.propose(keys, rows, self.step, time)
-            store.residency.check(batch.num_rows)
+            keys, rows = asked.keys[name], self._rows(looked, name)
+            seen = None if asked.times_seen is None else asked.times_seen[name]
+            batch = store.known.propose(keys, rows, step, asked.time, seen)
+            new = store.owners.counts_of_keys(batch.new_keys[batch.admitted])
+            store.residency.check(store.owners.counts(batch.distinct) + new)
             gathered = self._gathered[name]
-            known = int(gathered.marked(batch.distinct).sum())
+            need = gathered.sizes + gathered.fresh(batch.distinct) + new
             if not is_first and (
-                gathered.size + batch.num_rows - known > self._limit(name)
+                (need > self._limits(name)).any()
                 # A row that an earlier batch of the pass trains is given up after the pass.
                 or gathered.marked(batch.evicted).any()
             ):
@@ -97,11 +95,14 @@ class TrainingPlanner(Planner):
         is_made = store.residency.is_made(needed)
         new = needed[~is_made]
         numbers = numbers_to_draw(store.spec, store.known.index.keys_of(new))
+        owners = store.owners.of(needed[is_made]), store.owners.of(new)
         next_rows = self.next_rows[store.spec.name]
         hotness = store.known.hotness
-        moves = store.residency.plan(needed[is_made], new, numbers, next_rows, hotness)
+        moves = store.residency.plan(
+            needed[is_made], new, numbers, next_rows, hotness, owners=owners
+        )
         return moves, [
-            occurrence_codes(store, store.residency.places_after(distinct, moves), inverse)
+            entry_codes(store, store.residency.places_after(distinct, moves), inverse)
             for distinct, inverse in gathered.batches
         ]
 

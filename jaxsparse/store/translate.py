@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +17,12 @@ from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.encode import FixedIds, RaggedIds, encode_with
 from jaxsparse.fingerprint import fingerprint_flat, parse_keys
 from jaxsparse.hashing import Identity
+from jaxsparse.packed_batch import PreparedBatch
 from jaxsparse.prepared import check_features
 from jaxsparse.specs import FeatureSpec, TableSpec
 
 Keys = npt.NDArray[np.uint64]
+Counts = npt.NDArray[np.int64]
 Ids = FixedIds | RaggedIds
 
 
@@ -53,6 +55,25 @@ def numbers_to_draw(spec: TableSpec, words: Keys) -> Keys:
     return Addressing(spec.vocabulary_size).position(words.view(np.int64)).view(np.uint64)
 
 
+class Asked(Protocol):
+    """What a planner sees of a batch."""
+
+    @property
+    def keys(self) -> Mapping[str, Keys]:
+        """By stored table, its entries: keys that it is asked for."""
+        ...
+
+    @property
+    def times_seen(self) -> Mapping[str, Counts] | None:
+        """By table, occurrences that each entry stands for; None where it is one."""
+        ...
+
+    @property
+    def time(self) -> float:
+        """Of its data, in seconds; 0 where nothing depends on it."""
+        ...
+
+
 @dataclasses.dataclass
 class KeyedBatch:
     """A batch whose stored features are parsed, checked and cut; keys are not yet rows."""
@@ -62,6 +83,12 @@ class KeyedBatch:
     """By feature of a stored table, with 64 bits of a key in place of each code."""
     keys: dict[str, Keys]
     """By stored table, all occurrences, feature by feature."""
+    time: float = 0.0
+    """Of its data, in seconds."""
+
+    @property
+    def times_seen(self) -> None:
+        """None: an entry is an occurrence."""
 
     @property
     def num_samples(self) -> int:
@@ -83,8 +110,15 @@ class KeyedBatch:
         return addressed
 
 
-def keyed_batch(emb: EmbeddingCollection, batch: Batch) -> KeyedBatch:
+def keyed_batch(
+    emb: EmbeddingCollection, clock: Callable[[Batch], float] | None, batch: Batch
+) -> KeyedBatch:
     """Parses the stored features of a batch; pure, any thread may do it.
+
+    Args:
+        emb: the collection.
+        clock: tells the time of a batch in seconds; None where nothing depends on it.
+        batch: the batch.
 
     Raises:
         ValueError, TypeError: as `EmbeddingCollection.pack`.
@@ -104,7 +138,23 @@ def keyed_batch(emb: EmbeddingCollection, batch: Batch) -> KeyedBatch:
     keys = {
         name: part[0] if len(part) == 1 else np.concatenate(part) for name, part in parts.items()
     }
-    return KeyedBatch(batch, ids, keys)
+    # Of no samples a clock need not know the time.
+    time = float(clock(batch)) if clock is not None and num_samples else 0.0
+    return KeyedBatch(batch, ids, keys, time)
+
+
+def prepared_batch(
+    emb: EmbeddingCollection, keyed: KeyedBatch, codes: Mapping[str, npt.NDArray[np.int64]]
+) -> PreparedBatch:
+    """A batch made ready, with codes by table in place of its keys."""
+    ids = keyed.with_codes(codes, emb.feature_specs)
+    return PreparedBatch(keyed.batch, emb.prepare_addressed(keyed.batch.features, ids))
+
+
+def prepared_empty(emb: EmbeddingCollection, batch: Batch) -> PreparedBatch:
+    """A batch without samples made ready: there is no key to find a code for."""
+    keyed = keyed_batch(emb, None, batch)
+    return prepared_batch(emb, keyed, {n: k.view(np.int64) for n, k in keyed.keys.items()})
 
 
 def _finder(spec: FeatureSpec) -> Callable[[Any], Any]:

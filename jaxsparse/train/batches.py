@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch on its way to the devices: checked, padded to the mesh, ids packed."""
+"""Batches before and behind the devices: which samples are admitted, and padding taken off."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from jaxsparse.agreement import agree
 from jaxsparse.data.batch import Batch
-from jaxsparse.embedding import EmbeddingCollection
-from jaxsparse.ladder import Ladder
-from jaxsparse.packed_batch import PackedBatch, PreparedBatch, prepare_batch, ship_batch
 from jaxsparse.processes import local_block
 
 OnBadSample = Literal["error", "skip", "drop"]
@@ -83,19 +79,6 @@ def admit(batch: Batch, on_bad_sample: OnBadSample, probabilities: bool) -> Batc
     if on_bad_sample == "skip" or bad.all():
         return None
     return batch.take(np.flatnonzero(~bad))
-
-
-def pack_batch(
-    emb: EmbeddingCollection, batch: Batch | PreparedBatch, ladder: Ladder | None
-) -> PackedBatch:
-    """Packs ids and ships all columns, padded to a multiple of the mesh.
-
-    In several processes a collective, and columns must have one form everywhere: a `Lockstep`
-    checks that.
-    """
-    raw = batch.batch if isinstance(batch, PreparedBatch) else batch
-    ids, needs = agree(emb.mesh, len(emb.layout.slabs), lambda: prepare_batch(emb, batch).ids)
-    return ship_batch(emb, PreparedBatch(raw, ids), needs, ladder)
 
 
 def unpad(tree: Any, num_samples: int) -> Any:

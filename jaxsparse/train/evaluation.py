@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from jaxsparse.data.batch import Batch
 from jaxsparse.data.prefetch import Prefetcher
+from jaxsparse.lockstep import Lockstep, Ready
 from jaxsparse.store import RowReader
 from jaxsparse.train.batches import Dataset, unpad
 from jaxsparse.train.feed import check_prefetch
-from jaxsparse.train.lockstep import Lockstep, Ready
 from jaxsparse.train.metrics import BinaryMetrics
 from jaxsparse.train.state import TrainState
 from jaxsparse.train.step import StepProgram, eval_step
@@ -72,15 +72,29 @@ def forward_stored(
     admit: Admit | None,
 ) -> Outcomes:
     """As `forward`, for tables of a row store: the rows of a batch are copied beside training."""
-    for raw in dataset:
-        batch = admit(raw) if admit and raw.num_samples else raw
-        if batch is None or not batch.num_samples:
-            continue
-        loaded = reader.load(state.embeddings, batch)
+    batches = _admitted(dataset, admit)
+    while True:
+        batch, error = None, None
+        try:
+            batch = next(batches, None)
+        except Exception as failed:
+            error = failed  # the other processes must hear of it
+        loaded = reader.load(state.embeddings, batch, error)
+        if loaded is None:
+            return
         small = dataclasses.replace(state, embeddings=loaded.state)
         outcome = eval_step(dataclasses.replace(program, emb=loaded.emb), small, loaded.batch)
-        logits, losses = unpad(outcome, batch.num_samples)
-        yield batch, logits, losses
+        if batch is not None:
+            logits, losses = unpad(outcome, batch.num_samples)
+            yield batch, logits, losses
+
+
+def _admitted(dataset: Dataset, admit: Admit | None) -> Iterator[Batch]:
+    """Batches with samples."""
+    for raw in dataset:
+        batch = admit(raw) if admit and raw.num_samples else raw
+        if batch is not None and batch.num_samples:
+            yield batch
 
 
 class Totals:

@@ -17,13 +17,13 @@ import numpy as np
 from jaxsparse.ckpt import CheckpointManager, Restored
 from jaxsparse.data.batch import Batch
 from jaxsparse.embedding import EmbeddingCollection
+from jaxsparse.lockstep import Lockstep
 from jaxsparse.processes import gather, is_shared, maximum
 from jaxsparse.state import EmbeddingState
 from jaxsparse.store import RowStore
 from jaxsparse.train.batches import Dataset, OnBadSample, admit, unpad
 from jaxsparse.train.callbacks import Callback, FitEvent
 from jaxsparse.train.feed import START, Ahead, Feed, undisturbed
-from jaxsparse.train.lockstep import Lockstep
 from jaxsparse.train.profiling import ProfileSteps
 from jaxsparse.train.report import Reporter, Window
 from jaxsparse.train.run_state import (

@@ -9,8 +9,10 @@ import itertools
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
+from jaxsparse.agreement import raise_together
 from jaxsparse.data.batch import Batch
 from jaxsparse.packed_batch import PackedBatch
+from jaxsparse.processes import maximum
 from jaxsparse.state import EmbeddingState
 from jaxsparse.store import RowStore
 from jaxsparse.store.known_rows import rates
@@ -48,6 +50,8 @@ class StoredBatches:
     ) -> None:
         """Takes nothing yet.
 
+        In several processes every call is a collective; ``until`` has to answer alike in all.
+
         Args:
             store: of the rows.
             batches: as they are to be trained.
@@ -82,7 +86,7 @@ class StoredBatches:
         if self._left == 0 or self.is_stopped:
             self.close()
         if self._part is None:
-            return self._num_drawn > self._num_taken or self._peek()
+            return self._any(self._num_drawn > self._num_taken or self._peek())
         item = self._next()
         self._held += [] if item is None else [item]
         return item is not None
@@ -96,7 +100,7 @@ class StoredBatches:
     def _next(self) -> Item | None:
         while not self.is_stopped:
             if self._part is None:
-                if not self._peek():
+                if not self._any_left():
                     return None
                 self._part = self._one_part()
             if self._stops():
@@ -105,7 +109,7 @@ class StoredBatches:
             if item is not None:
                 return item
             self.close()
-            self.is_stopped = self._stops()
+            self.is_stopped = self._any(self._stops())
         return None
 
     def _one_part(self) -> Generator[Item, None, None]:
@@ -126,17 +130,43 @@ class StoredBatches:
             self._num_drawn += 1
             yield self._drawn.pop()
 
+    def _any(self, value: bool) -> bool:
+        """Whether it is so in any process; a collective."""
+        return bool(maximum(self._store.emb.mesh, [value])[0])
+
+    def _any_left(self) -> bool:
+        """Whether there is another batch; in several processes, one of any."""
+        error, has_more = None, False
+        try:
+            has_more = self._peek()
+        except Exception as failed:
+            error = failed  # the other processes must hear of it
+        raise_together(self._store.emb.mesh, error)
+        return self._any(has_more)
+
     def _peek(self) -> bool:
-        """Whether there is another batch."""
+        """Whether there is another batch of this process."""
         if not self._drawn:
             batch = next(self._batches, None)
             self._drawn += [] if batch is None else [batch]
         return bool(self._drawn)
 
 
-def one_batch(store: RowStore, state: TrainState, batch: Batch) -> tuple[TrainState, PackedBatch]:
-    """The state with the rows of a batch on the devices, and the batch."""
-    with contextlib.closing(store.passes([batch])) as passes:  # type: ignore[type-var]
+def one_batch(
+    store: RowStore, state: TrainState, batches: Iterator[Batch]
+) -> tuple[TrainState, PackedBatch | None]:
+    """The state with the rows of a batch on the devices, and the batch.
+
+    Args:
+        store: of the rows.
+        state: donated.
+        batches: one, or none.
+
+    Returns:
+        None for the batch where no process has one.
+    """
+    packed = None
+    with contextlib.closing(store.passes(batches)) as passes:  # type: ignore[type-var]
         for p in passes:
             state = dataclasses.replace(state, embeddings=store.enter(state.embeddings, p))
             packed = next(iter(p))

@@ -22,6 +22,7 @@ from jaxsparse.data.batch import Batch
 from jaxsparse.data.prefetch import DEPTH
 from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.ladder import Ladder
+from jaxsparse.lockstep import Lockstep
 from jaxsparse.packed_batch import PackedBatch
 from jaxsparse.processes import gather, is_shared, maximum, replicate
 from jaxsparse.store import RowReader, RowStore
@@ -30,7 +31,6 @@ from jaxsparse.train.callbacks import Callback, KeepBest
 from jaxsparse.train.evaluation import Admit, Outcomes, Totals, forward, forward_stored
 from jaxsparse.train.feed import check_prefetch
 from jaxsparse.train.fit import FitLoop
-from jaxsparse.train.lockstep import Lockstep
 from jaxsparse.train.profiling import ProfileSteps
 from jaxsparse.train.report import Reporter
 from jaxsparse.train.result import FitResult
@@ -191,9 +191,7 @@ class Trainer:
         check_alive(state)
         store, packed = self._its_store(), None
         if store is not None and isinstance(batch, Batch):
-            kept = self._admitted(batch)
-            if kept is not None:
-                state, packed = one_batch(store, state, kept)
+            state, packed = one_batch(store, state, self._one_admitted(batch))
         else:
             packed = self.pack(batch) if isinstance(batch, Batch) else batch
         if packed is None:
@@ -259,7 +257,8 @@ class Trainer:
 
         In several processes a collective: each passes its share of the data and the same other
         arguments. A process whose share is shorter goes on with empty batches until an epoch has
-        ended for all; an error or a callback that stops one of them stops all.
+        ended for all; an error or a callback that stops one of them stops all. Tables that need a
+        store cannot be saved there yet: ``checkpoint`` is refused.
 
         Raises:
             ValueError: neither or both of ``steps`` and ``epochs``, a count below 1, an empty
@@ -286,6 +285,11 @@ class Trainer:
         check_prefetch(prefetch)
         if steps is not None and (not isinstance(steps, int) or steps < 0):
             raise ValueError(f"fit: steps must be a global step, an int >= 0, got {steps}")
+        if checkpoint is not None and self.emb.stored_tables and is_shared(self.emb.mesh):
+            raise ValueError(
+                "fit: a run whose tables have Dynamic keys or tiers cannot be saved where several "
+                "processes share the mesh; train in one process, or without checkpoint="
+            )
         check_alive(state)
         given_step = None if state is None else int(state.step)
         save_step = step_to_resume(checkpoint, resume, given_step, self.emb.mesh)
@@ -434,6 +438,13 @@ class Trainer:
         return contextlib.closing(
             forward(self.program, self._eval_lockstep, state, dataset, kept, prefetch)
         )
+
+    def _one_admitted(self, batch: Batch) -> Iterator[Batch]:
+        """What the policy leaves of a batch; where others may have samples, one may be empty."""
+        is_empty = batch.num_samples == 0 and is_shared(self.emb.mesh)
+        kept = batch if is_empty else self._admitted(batch)
+        if kept is not None:
+            yield kept
 
     def _admitted(self, batch: Batch) -> Batch | None:
         """What the policy for bad samples leaves of a batch."""

@@ -42,7 +42,8 @@ class Stored:
     """Features of stored tables (and others) trained on batches ``{feature: keys}``."""
 
     def __init__(self, features, devices=1, seed=0):
-        self.emb = js.EmbeddingCollection(features, mesh=mesh_of(devices))
+        mesh = devices if isinstance(devices, jax.sharding.Mesh) else mesh_of(devices)
+        self.emb = js.EmbeddingCollection(features, mesh=mesh)
         self.state = self.emb.init(jax.random.key(seed))
         self.store = js.RowStore(self.emb, self.state)
         self.steps = 0

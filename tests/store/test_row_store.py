@@ -50,15 +50,14 @@ def log():
     return batches, grads
 
 
-def stored(setup, devices, folder):
+def features_of(setup, folder):
     optimizer = js.Adam(0.05, per_row_count=True)
     table = dynamic("t", NUM_KEYS, 3, optimizer, SETUPS[setup](folder), "sharded")
-    features = [
+    return [
         js.FeatureSpec("one", table),
         js.FeatureSpec("bag", table, combiner="mean"),
         js.FeatureSpec("seq", table, combiner=None, max_length=2),
     ]
-    return Stored(features, devices)
 
 
 def lists(entry):
@@ -79,7 +78,7 @@ def run_on_devices_alone():
 def run(setup, devices, folder):
     batches, grads = log()
     half = NUM_STEPS // 2
-    with stored(setup, devices, folder) as trained:
+    with Stored(features_of(setup, folder), devices) as trained:
         initial = trained.read(all_keys())
         first, _ = trained.train(batches[:half], grads[:half])
         with count_compiles() as count:

@@ -11,8 +11,8 @@ import pytest
 from flax import nnx
 
 import jaxsparse as js
+from jaxsparse.packed_batch import pack_batch
 from jaxsparse.testing import assert_trees_equal
-from jaxsparse.train.batches import pack_batch
 from tests.train.trainers import BATCHES, TwoTasks, changed, trainer_of
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,10 +22,15 @@ from jaxsparse.agreement import abstain, failed_elsewhere, fingerprint, num_vote
 from jaxsparse.data.batch import Batch
 from jaxsparse.embedding import EmbeddingCollection
 from jaxsparse.ladder import Ladder, bucket
-from jaxsparse.packed_batch import PackedBatch, PreparedBatch, prepare_batch, ship_batch
+from jaxsparse.packed_batch import (
+    PackedBatch,
+    PreparedBatch,
+    pack_batch,
+    prepare_batch,
+    ship_batch,
+)
 from jaxsparse.processes import NOTHING, Int32s, is_shared, maximum, start_maximum
 from jaxsparse.ragged import Ragged
-from jaxsparse.train.batches import pack_batch
 
 Settled = tuple[Batch, PackedBatch]
 Ready = PreparedBatch | Settled
@@ -46,15 +52,22 @@ class Offer:
 class Lockstep:
     """Ships batches to the mesh, in several processes together; keeps the run's `Ladder`."""
 
-    def __init__(self, emb: EmbeddingCollection, ladder: Ladder) -> None:
+    def __init__(
+        self,
+        emb: EmbeddingCollection,
+        ladder: Ladder,
+        prepare: Callable[[Batch], PreparedBatch] | None = None,
+    ) -> None:
         """Starts knowing no batch.
 
         Args:
             emb: the tables.
             ladder: sizes of the run's batches; equal in every process, as all feed it alike.
+            prepare: makes a batch ready, an empty one among others; None for `prepare_batch`.
         """
         self.emb = emb
         self.ladder = ladder
+        self._prepare = partial(prepare_batch, emb) if prepare is None else prepare
         self.stop_requested = False
         """Set it at any time, from a signal handler too: all processes stop at one step."""
         self.stop_agreed = False
@@ -108,7 +121,7 @@ class Lockstep:
         try:
             if item is not None:
                 assert not isinstance(item, tuple), "made by `ready`"
-                prepared = prepare_batch(self.emb, item)
+                prepared = item if isinstance(item, PreparedBatch) else self._prepare(item)
         except (ValueError, TypeError) as refused:
             error = refused
         votes = start_maximum(self.emb.mesh, self._votes(prepared, error))
@@ -128,7 +141,7 @@ class Lockstep:
         if votes[4] == NOTHING:
             return None
         form = self._agree_on_form(votes)
-        prepared = offer.prepared or prepare_batch(self.emb, empty_batch(form))
+        prepared = offer.prepared or self._prepare(empty_batch(form))
         ids, needs = settle(self.emb.mesh, prepared.ids, votes[NUM_VOTES:])
         agreed = PreparedBatch(prepared.batch, ids)
         return prepared.batch, ship_batch(self.emb, agreed, needs, self.ladder)
