@@ -19,7 +19,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxsparse as js
 
-on_1_and_4 = pytest.mark.parametrize("devices", [1, 4], ids=lambda n: f"mesh{n}")
+# One of the two is quick: quick tests run on two Pythons, slow ones on one.
+on_1_and_4 = pytest.mark.parametrize(
+    "devices", [pytest.param(1, marks=pytest.mark.slow), 4], ids=lambda n: f"mesh{n}"
+)
 
 
 def mesh_of(devices):
