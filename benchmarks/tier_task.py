@@ -71,7 +71,7 @@ class TierWorkload:
     bottom: tuple[int, ...] = (512, 256)
     top: tuple[int, ...] = (320, 160)
     """With ``bottom`` these make a step with all rows on the device take 90 to 110 ms on two cores
-    of an EPYC of 2023."""
+    of an EPYC of 2023; `tier_model.sized` finds others for other machines."""
     steps: int = 300
     """That are going to be trained at most: they decide on the capacity."""
     passes: int = 5

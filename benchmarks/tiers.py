@@ -21,6 +21,7 @@ from typing import Any
 from benchmarks.report import Result, describe_machine, grid, machine, requirement, summary
 from benchmarks.tier_hits import HitWorkload, hit_lines, measure_hits
 from benchmarks.tier_large import LargeStore, large_lines, large_requirements, measure_large
+from benchmarks.tier_model import STEP_MS, sized
 from benchmarks.tier_task import TierWorkload
 from benchmarks.turns import quartiles
 from benchmarks.workers import Worker, tier
@@ -28,8 +29,6 @@ from benchmarks.workers import Worker, tier
 ROUNDS = 20
 LEAST_STEPS = 200
 """Timed for figures to quote."""
-STEP_MS = (90.0, 110.0)
-"""What a step takes with all rows on the device, for figures to quote."""
 
 SETUPS: dict[str, dict[str, Any]] = {
     "device": {"tier": "device"},
@@ -139,12 +138,12 @@ def measure(
     Args:
         folder: for the disks; None is that of temporary files.
         rounds: turns of each set-up.
-        workload: a smaller one is for tests.
+        workload: a smaller one is for tests; None has a model sized for this machine.
         hits_of: the same.
         slabs: the same.
         large: the same.
     """
-    workload = workload or TierWorkload()
+    workload = workload or sized(TierWorkload())
     hits = measure_hits(hits_of)
     told = {
         f"admitted at {count}": compare(

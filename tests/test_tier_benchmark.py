@@ -12,7 +12,7 @@ import shutil
 import numpy as np
 import pytest
 
-from benchmarks import tier_task, tiers, workers
+from benchmarks import tier_model, tier_task, tiers, workers
 from benchmarks.report import summary
 from benchmarks.tier_chart import draw_tiers
 from benchmarks.tier_hits import HitWorkload, hit_lines, measure_hits
@@ -60,6 +60,20 @@ def test_hits_are_near_those_of_the_best_set():
     assert result["after_exchange"][0] < 0.2  # or nothing was exchanged
     assert 0.6 < result["best_hit_rate"] < 0.9
     assert hit_lines(result)[0].startswith(f"hits: {result['steady']:.3f} of the best set's")
+
+
+def test_the_model_is_as_large_as_its_step_takes_100_ms():
+    def slow(share):  # 50 ms besides the model
+        return 50 + 100 * share**1.5
+
+    share = tier_model.share_of_widths(slow)
+    assert slow(share) == pytest.approx(100)
+    assert tier_model.share_of_widths(lambda share: 97.0) == 1
+    assert tier_model.share_of_widths(lambda share: 200.0) == 1  # no model is seen in it
+    assert tier_model.share_of_widths(lambda share: 150 + share) == 0.2
+    workload = tier_model.with_widths(TierWorkload(), share)
+    assert (workload.bottom, workload.top) == ((320, 160), (208, 96))
+    assert tier_model.with_widths(TierWorkload(), 1.0) == TierWorkload()
 
 
 class WorkerHere:
